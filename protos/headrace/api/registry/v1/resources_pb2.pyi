@@ -1,0 +1,194 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from headrace.api.inference.v1 import inference_service_pb2 as _inference_service_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Artifact(_message.Message):
+    __slots__ = ("name", "digest", "files", "location", "create_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    files: _containers.RepeatedCompositeFieldContainer[ArtifactFile]
+    location: str
+    create_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., location: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ArtifactFile(_message.Message):
+    __slots__ = ("path", "size", "sha256", "kind")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[ArtifactFile.Kind]
+        KIND_WEIGHTS: _ClassVar[ArtifactFile.Kind]
+        KIND_CONFIG: _ClassVar[ArtifactFile.Kind]
+        KIND_TOKENIZER: _ClassVar[ArtifactFile.Kind]
+        KIND_CHAT_TEMPLATE: _ClassVar[ArtifactFile.Kind]
+        KIND_OTHER: _ClassVar[ArtifactFile.Kind]
+    KIND_UNSPECIFIED: ArtifactFile.Kind
+    KIND_WEIGHTS: ArtifactFile.Kind
+    KIND_CONFIG: ArtifactFile.Kind
+    KIND_TOKENIZER: ArtifactFile.Kind
+    KIND_CHAT_TEMPLATE: ArtifactFile.Kind
+    KIND_OTHER: ArtifactFile.Kind
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size: int
+    sha256: str
+    kind: ArtifactFile.Kind
+    def __init__(self, path: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[ArtifactFile.Kind, str]] = ...) -> None: ...
+
+class Revision(_message.Message):
+    __slots__ = ("name", "digest", "artifact", "execution", "policy", "create_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    artifact: str
+    execution: Execution
+    policy: RequestPolicy
+    create_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., artifact: _Optional[str] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., policy: _Optional[_Union[RequestPolicy, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Execution(_message.Message):
+    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s")
+    class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ENGINE_UNSPECIFIED: _ClassVar[Execution.Engine]
+        ENGINE_LLAMACPP: _ClassVar[Execution.Engine]
+        ENGINE_SYNTHETIC: _ClassVar[Execution.Engine]
+    ENGINE_UNSPECIFIED: Execution.Engine
+    ENGINE_LLAMACPP: Execution.Engine
+    ENGINE_SYNTHETIC: Execution.Engine
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_CELLS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    engine: Execution.Engine
+    context_tokens: int
+    slots: int
+    kv_cells: int
+    prefill_chunk: int
+    threads: int
+    synthetic_prefill_tokens_per_s: float
+    synthetic_decode_tokens_per_s: float
+    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class RequestPolicy(_message.Message):
+    __slots__ = ("max_output_tokens", "default_sampling", "supported_efforts", "default_effort")
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTED_EFFORTS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    max_output_tokens: int
+    default_sampling: _inference_service_pb2.SamplingParameters
+    supported_efforts: _containers.RepeatedScalarFieldContainer[_inference_service_pb2.ReasoningEffort]
+    default_effort: _inference_service_pb2.ReasoningEffort
+    def __init__(self, max_output_tokens: _Optional[int] = ..., default_sampling: _Optional[_Union[_inference_service_pb2.SamplingParameters, _Mapping]] = ..., supported_efforts: _Optional[_Iterable[_Union[_inference_service_pb2.ReasoningEffort, str]]] = ..., default_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ...) -> None: ...
+
+class Alias(_message.Message):
+    __slots__ = ("name", "targets", "etag", "update_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    targets: _containers.RepeatedCompositeFieldContainer[AliasTarget]
+    etag: str
+    update_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class AliasTarget(_message.Message):
+    __slots__ = ("revision", "weight")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    revision: str
+    weight: int
+    def __init__(self, revision: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("name", "revision", "scheduler", "endpoint", "state", "epoch", "slots", "kv_cells", "failure_domain", "detail")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Replica.State]
+        STATE_LOADING: _ClassVar[Replica.State]
+        STATE_READY: _ClassVar[Replica.State]
+        STATE_DRAINING: _ClassVar[Replica.State]
+        STATE_FAILED: _ClassVar[Replica.State]
+    STATE_UNSPECIFIED: Replica.State
+    STATE_LOADING: Replica.State
+    STATE_READY: Replica.State
+    STATE_DRAINING: Replica.State
+    STATE_FAILED: Replica.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_CELLS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    revision: str
+    scheduler: str
+    endpoint: str
+    state: Replica.State
+    epoch: int
+    slots: int
+    kv_cells: int
+    failure_domain: FailureDomain
+    detail: str
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., scheduler: _Optional[str] = ..., endpoint: _Optional[str] = ..., state: _Optional[_Union[Replica.State, str]] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., failure_domain: _Optional[_Union[FailureDomain, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class FailureDomain(_message.Message):
+    __slots__ = ("host", "rack", "zone")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    rack: str
+    zone: str
+    def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+
+class ServiceRecord(_message.Message):
+    __slots__ = ("name", "endpoint", "version", "start_time", "snapshot_version", "snapshot_digest", "snapshot_refusal", "metrics_endpoint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    version: str
+    start_time: _timestamp_pb2.Timestamp
+    snapshot_version: int
+    snapshot_digest: str
+    snapshot_refusal: str
+    metrics_endpoint: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., snapshot_digest: _Optional[str] = ..., snapshot_refusal: _Optional[str] = ..., metrics_endpoint: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,213 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from headrace.api.errors.v1 import errors_pb2 as _errors_pb2
+from headrace.api.inference.v1 import inference_service_pb2 as _inference_service_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AttachRequest(_message.Message):
+    __slots__ = ("hello", "dispatches", "credits", "cancels")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    DISPATCHES_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    dispatches: _containers.RepeatedCompositeFieldContainer[Dispatch]
+    credits: _containers.RepeatedCompositeFieldContainer[Credit]
+    cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., dispatches: _Optional[_Iterable[_Union[Dispatch, _Mapping]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("router", "incarnation")
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    router: str
+    incarnation: str
+    def __init__(self, router: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Dispatch(_message.Message):
+    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    request: str
+    revision: str
+    replica: str
+    epoch: int
+    generate: _inference_service_pb2.GenerateRequest
+    remaining: _duration_pb2.Duration
+    credit_limit: int
+    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("attempt", "limit")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    limit: int
+    def __init__(self, attempt: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("attempt", "cause")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    cause: _inference_service_pb2.FinishReason
+    def __init__(self, attempt: _Optional[int] = ..., cause: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("welcome", "admitted", "deltas", "ended", "load")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    deltas: Deltas
+    ended: _containers.RepeatedCompositeFieldContainer[Ended]
+    load: LoadReport
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., deltas: _Optional[_Union[Deltas, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("scheduler", "incarnation")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    incarnation: str
+    def __init__(self, scheduler: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("attempt", "prompt_tokens", "cached_prompt_tokens")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Deltas(_message.Message):
+    __slots__ = ("attempts", "token_counts", "token_ids", "text_lengths", "text", "logprobs", "top_counts", "top_ids", "top_logprobs")
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    token_counts: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    text_lengths: _containers.RepeatedScalarFieldContainer[int]
+    text: bytes
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_counts: _containers.RepeatedScalarFieldContainer[int]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, attempts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("attempt", "reason", "stop", "usage", "error", "queue")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    reason: _inference_service_pb2.FinishReason
+    stop: _inference_service_pb2.StopMatch
+    usage: _inference_service_pb2.Usage
+    error: _errors_pb2.Error
+    queue: _duration_pb2.Duration
+    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ..., stop: _Optional[_Union[_inference_service_pb2.StopMatch, _Mapping]] = ..., usage: _Optional[_Union[_inference_service_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaLoad]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaLoad, _Mapping]]] = ...) -> None: ...
+
+class ReplicaLoad(_message.Message):
+    __slots__ = ("replica", "active", "waiting", "slots", "kv_cells_reserved", "kv_cells")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_CELLS_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    KV_CELLS_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    active: int
+    waiting: int
+    slots: int
+    kv_cells_reserved: int
+    kv_cells: int
+    def __init__(self, replica: _Optional[str] = ..., active: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells_reserved: _Optional[int] = ..., kv_cells: _Optional[int] = ...) -> None: ...
+
+class GetStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStateResponse(_message.Message):
+    __slots__ = ("scheduler", "workers", "attempts", "sessions")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    workers: _containers.RepeatedCompositeFieldContainer[Worker]
+    attempts: int
+    sessions: int
+    def __init__(self, scheduler: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., attempts: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class Worker(_message.Message):
+    __slots__ = ("replica", "revision", "state", "detail", "restarts", "engine_json", "pid")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Worker.State]
+        STATE_CREATED: _ClassVar[Worker.State]
+        STATE_LOADING: _ClassVar[Worker.State]
+        STATE_WARMING: _ClassVar[Worker.State]
+        STATE_READY: _ClassVar[Worker.State]
+        STATE_DRAINING: _ClassVar[Worker.State]
+        STATE_STOPPED: _ClassVar[Worker.State]
+        STATE_FAILED: _ClassVar[Worker.State]
+    STATE_UNSPECIFIED: Worker.State
+    STATE_CREATED: Worker.State
+    STATE_LOADING: Worker.State
+    STATE_WARMING: Worker.State
+    STATE_READY: Worker.State
+    STATE_DRAINING: Worker.State
+    STATE_STOPPED: Worker.State
+    STATE_FAILED: Worker.State
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    revision: str
+    state: Worker.State
+    detail: str
+    restarts: int
+    engine_json: str
+    pid: int
+    def __init__(self, replica: _Optional[str] = ..., revision: _Optional[str] = ..., state: _Optional[_Union[Worker.State, str]] = ..., detail: _Optional[str] = ..., restarts: _Optional[int] = ..., engine_json: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
