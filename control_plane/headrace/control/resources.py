@@ -1,0 +1,219 @@
+"""The resources of the control plane as frozen values, with their content-addressed identity.
+
+The same as headrace.api.registry.v1, minus what only the wire needs. Sans-io; `hashlib` is arithmetic.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace.control import names
+
+
+class FileKind(enum.Enum):
+    """What a file of an artifact is."""
+
+    WEIGHTS = "weights"
+    CONFIG = "config"
+    TOKENIZER = "tokenizer"
+    CHAT_TEMPLATE = "chat_template"
+    OTHER = "other"
+
+
+class Engine(enum.Enum):
+    """Which engine runs a revision."""
+
+    LLAMACPP = "llamacpp"
+    SYNTHETIC = "synthetic"
+
+
+class Effort(enum.Enum):
+    """How much a model reasons before it answers."""
+
+    NONE = "none"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class ReplicaState(enum.Enum):
+    """State of the worker behind a replica."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFile:
+    """One file: path below the artifact's location ("/" between parts), bytes, SHA-256 in hex, kind."""
+
+    path: str
+    size: int
+    sha256: str
+    kind: FileKind
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A set of files that never changes."""
+
+    files: tuple[ArtifactFile, ...]
+    location: str
+    """Directory that the Schedulers can read; not part of the identity."""
+    create_time_ms: int = 0
+    """Unix time, for people."""
+    digest: str = field(init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the identity from the canonical manifest."""
+        manifest = [
+            [f.path, f.size, f.sha256, f.kind.value] for f in sorted(self.files, key=lambda f: f.path)
+        ]
+        object.__setattr__(self, "digest", _digest(["headrace.artifact.v1", manifest]))
+        object.__setattr__(self, "name", names.artifact(self.digest))
+
+    def file_of(self, kind: FileKind) -> ArtifactFile | None:
+        """The first file of that kind."""
+        return next((f for f in self.files if f.kind is kind), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; None means not set. Meanings and ranges: headrace.api.inference.v1."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Which engine, and how it runs."""
+
+    engine: Engine
+    context_tokens: int
+    slots: int
+    kv_cells: int
+    prefill_chunk: int = 128
+    threads: int = 0
+    synthetic_prefill_tokens_per_s: float = 0.0
+    synthetic_decode_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPolicy:
+    """Bounds and defaults for requests to a revision."""
+
+    max_output_tokens: int = 0
+    default_sampling: Sampling = Sampling()
+    supported_efforts: frozenset[Effort] = frozenset()
+    default_effort: Effort | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Exactly what serves; content-addressed."""
+
+    model: str
+    """Id of the model it belongs to."""
+    artifact: str
+    """Name of the artifact; "" for the synthetic engine."""
+    artifact_digest: str
+    """Full digest of that artifact; part of the identity."""
+    execution: Execution
+    policy: RequestPolicy = RequestPolicy()
+    create_time_ms: int = 0
+    digest: str = field(init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the identity from everything but the time."""
+        content = [
+            "headrace.revision.v1",
+            self.model,
+            self.artifact_digest,
+            _plain(self.execution),
+            _plain(self.policy),
+        ]
+        object.__setattr__(self, "digest", _digest(content))
+        object.__setattr__(self, "name", names.revision(self.model, self.digest))
+
+
+@dataclass(frozen=True, slots=True)
+class AliasTarget:
+    """One revision behind an alias, with its share relative to the others."""
+
+    revision: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name that clients use."""
+
+    name: str
+    targets: tuple[AliasTarget, ...]
+    etag: str = ""
+    update_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDomain:
+    """What fails together."""
+
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One worker's offer to serve a revision."""
+
+    name: str
+    revision: str
+    scheduler: str
+    endpoint: str
+    """host:port of the Scheduler that owns it."""
+    state: ReplicaState
+    epoch: int
+    """Fencing token; 0 until the store has given one."""
+    slots: int = 0
+    kv_cells: int = 0
+    failure_domain: FailureDomain = FailureDomain()
+    detail: str = ""
+
+
+def _plain(value: object) -> object:
+    """Turn frozen values into JSON with one spelling."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(str(_plain(v)) for v in value)
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in sorted(value.__dataclass_fields__)}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def canonical_digest(values: Iterable[object]) -> str:
+    """SHA-256 in hex of frozen values in the order given."""
+    return _digest([_plain(v) for v in values])

@@ -1,0 +1,331 @@
+"""Resources and snapshots to and from their protos: what the Registry stores and what readers follow.
+
+Decoding checks: an unknown enum value, a digest that does not match the content, or a name that does not
+match the digest raises `BadRecord`, so that nothing half-understood is ever routed on.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
+from headrace.api.registry.v1 import resources_pb2, routing_pb2
+from headrace.control.resources import (
+    Alias,
+    AliasTarget,
+    Artifact,
+    ArtifactFile,
+    Effort,
+    Engine,
+    Execution,
+    FailureDomain,
+    FileKind,
+    Replica,
+    ReplicaState,
+    RequestPolicy,
+    Revision,
+    Sampling,
+)
+from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
+
+
+class BadRecord(ValueError):
+    """A stored or received record cannot be understood; the message says why."""
+
+
+_KINDS = {kind: resources_pb2.ArtifactFile.Kind.Value(f"KIND_{kind.name}") for kind in FileKind}
+_ENGINES = {engine: resources_pb2.Execution.Engine.Value(f"ENGINE_{engine.name}") for engine in Engine}
+_STATES = {state: resources_pb2.Replica.State.Value(f"STATE_{state.name}") for state in ReplicaState}
+EFFORTS = {
+    effort: inference_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.name}") for effort in Effort
+}
+
+E = TypeVar("E", bound=enum.Enum)
+V = TypeVar("V", bound=int)
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def artifact_to_proto(artifact: Artifact) -> resources_pb2.Artifact:
+    """Encode an artifact."""
+    return resources_pb2.Artifact(
+        name=artifact.name,
+        digest=artifact.digest,
+        files=[
+            resources_pb2.ArtifactFile(path=f.path, size=f.size, sha256=f.sha256, kind=_KINDS[f.kind])
+            for f in artifact.files
+        ],
+        location=artifact.location,
+        create_time=_timestamp(artifact.create_time_ms),
+    )
+
+
+def artifact_from_proto(message: resources_pb2.Artifact) -> Artifact:
+    """Decode an artifact.
+
+    Raises:
+        BadRecord: it does not hold together.
+    """
+    artifact = Artifact(
+        files=tuple(
+            ArtifactFile(f.path, f.size, f.sha256, _enum(_KINDS, f.kind, "kind")) for f in message.files
+        ),
+        location=message.location,
+        create_time_ms=_milliseconds(message.create_time),
+    )
+    _check_identity(artifact.name, artifact.digest, message.name, message.digest)
+    return artifact
+
+
+def sampling_to_proto(sampling: Sampling) -> inference_pb2.SamplingParameters:
+    """Encode sampling parameters; None stays unset."""
+    message = inference_pb2.SamplingParameters()
+    for field in _SAMPLING_FIELDS:
+        value = getattr(sampling, field)
+        if value is not None:
+            setattr(message, field, value)
+    return message
+
+
+def sampling_from_proto(message: inference_pb2.SamplingParameters) -> Sampling:
+    """Decode sampling parameters; unset becomes None."""
+    return Sampling(**{f: getattr(message, f) for f in _SAMPLING_FIELDS if message.HasField(f)})  # type: ignore[arg-type]
+
+
+def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
+    """Encode a revision; `artifact_digest` travels with the artifact itself."""
+    run, policy = revision.execution, revision.policy
+    return resources_pb2.Revision(
+        name=revision.name,
+        digest=revision.digest,
+        artifact=revision.artifact,
+        execution=resources_pb2.Execution(
+            engine=_ENGINES[run.engine],
+            context_tokens=run.context_tokens,
+            slots=run.slots,
+            kv_cells=run.kv_cells,
+            prefill_chunk=run.prefill_chunk,
+            threads=run.threads,
+            synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
+            synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
+        ),
+        policy=resources_pb2.RequestPolicy(
+            max_output_tokens=policy.max_output_tokens,
+            default_sampling=sampling_to_proto(policy.default_sampling),
+            supported_efforts=sorted(EFFORTS[e] for e in policy.supported_efforts),
+            default_effort=EFFORTS[policy.default_effort] if policy.default_effort else 0,  # type: ignore[arg-type]
+        ),
+        create_time=_timestamp(revision.create_time_ms),
+    )
+
+
+def revision_from_proto(
+    message: resources_pb2.Revision, *, model: str, artifact_digest: str, check: bool = True
+) -> Revision:
+    """Decode a revision.
+
+    Args:
+        message: the proto.
+        model: id of the model it belongs to.
+        artifact_digest: full digest of its artifact, "" for the synthetic engine.
+        check: whether name and digest must match; False for a revision that is being created.
+
+    Raises:
+        BadRecord: it does not hold together.
+    """
+    run, policy = message.execution, message.policy
+    revision = Revision(
+        model=model,
+        artifact=message.artifact,
+        artifact_digest=artifact_digest,
+        execution=Execution(
+            engine=_enum(_ENGINES, run.engine, "execution.engine"),
+            context_tokens=run.context_tokens,
+            slots=run.slots,
+            kv_cells=run.kv_cells,
+            prefill_chunk=run.prefill_chunk,
+            threads=run.threads,
+            synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
+            synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
+        ),
+        policy=RequestPolicy(
+            max_output_tokens=policy.max_output_tokens,
+            default_sampling=sampling_from_proto(policy.default_sampling),
+            supported_efforts=frozenset(
+                _enum(EFFORTS, e, "supported_efforts") for e in policy.supported_efforts
+            ),
+            default_effort=_enum(EFFORTS, policy.default_effort, "default_effort")
+            if policy.default_effort
+            else None,
+        ),
+        create_time_ms=_milliseconds(message.create_time),
+    )
+    if check:
+        _check_identity(revision.name, revision.digest, message.name, message.digest)
+    return revision
+
+
+def alias_to_proto(alias: Alias) -> resources_pb2.Alias:
+    """Encode an alias."""
+    return resources_pb2.Alias(
+        name=alias.name,
+        targets=[resources_pb2.AliasTarget(revision=t.revision, weight=t.weight) for t in alias.targets],
+        etag=alias.etag,
+        update_time=_timestamp(alias.update_time_ms),
+    )
+
+
+def alias_from_proto(message: resources_pb2.Alias) -> Alias:
+    """Decode an alias."""
+    return Alias(
+        name=message.name,
+        targets=tuple(AliasTarget(t.revision, t.weight) for t in message.targets),
+        etag=message.etag,
+        update_time_ms=_milliseconds(message.update_time),
+    )
+
+
+def replica_to_proto(replica: Replica) -> resources_pb2.Replica:
+    """Encode a replica."""
+    domain = replica.failure_domain
+    return resources_pb2.Replica(
+        name=replica.name,
+        revision=replica.revision,
+        scheduler=replica.scheduler,
+        endpoint=replica.endpoint,
+        state=_STATES[replica.state],
+        epoch=replica.epoch,
+        slots=replica.slots,
+        kv_cells=replica.kv_cells,
+        failure_domain=resources_pb2.FailureDomain(host=domain.host, rack=domain.rack, zone=domain.zone),
+        detail=replica.detail,
+    )
+
+
+def replica_from_proto(message: resources_pb2.Replica, *, epoch: int | None = None) -> Replica:
+    """Decode a replica; `epoch` replaces the one in the record (the store's create revision is the truth).
+
+    Raises:
+        BadRecord: its state is unknown.
+    """
+    domain = message.failure_domain
+    return Replica(
+        name=message.name,
+        revision=message.revision,
+        scheduler=message.scheduler,
+        endpoint=message.endpoint,
+        state=_enum(_STATES, message.state, "state"),
+        epoch=message.epoch if epoch is None else epoch,
+        slots=message.slots,
+        kv_cells=message.kv_cells,
+        failure_domain=FailureDomain(domain.host, domain.rack, domain.zone),
+        detail=message.detail,
+    )
+
+
+def snapshot_to_proto(snapshot: RoutingSnapshot) -> routing_pb2.RoutingSnapshot:
+    """Encode a snapshot."""
+    return routing_pb2.RoutingSnapshot(
+        incarnation=snapshot.incarnation,
+        version=snapshot.version,
+        digest=snapshot.digest,
+        publish_time=_timestamp(snapshot.publish_time_ms),
+        soft_age=_duration(snapshot.soft_age_s),
+        hard_age=_duration(snapshot.hard_age_s),
+        artifacts=map(artifact_to_proto, snapshot.artifacts),
+        revisions=map(revision_to_proto, snapshot.revisions),
+        aliases=map(alias_to_proto, snapshot.aliases),
+        replicas=map(replica_to_proto, snapshot.replicas),
+    )
+
+
+def snapshot_from_proto(message: routing_pb2.RoutingSnapshot) -> RoutingSnapshot:
+    """Decode and check a snapshot.
+
+    Raises:
+        BadRecord: a record is not understood, a reference does not resolve, or the digest does not match.
+    """
+    artifacts = tuple(map(artifact_from_proto, message.artifacts))
+    digests = {a.name: a.digest for a in artifacts}
+    try:
+        snapshot = RoutingSnapshot(
+            incarnation=message.incarnation,
+            version=message.version,
+            artifacts=artifacts,
+            revisions=tuple(
+                revision_from_proto(r, model=model_of(r.name), artifact_digest=digests.get(r.artifact, ""))
+                for r in message.revisions
+            ),
+            aliases=tuple(map(alias_from_proto, message.aliases)),
+            replicas=tuple(map(replica_from_proto, message.replicas)),
+            soft_age_s=message.soft_age.ToTimedelta().total_seconds(),
+            hard_age_s=message.hard_age.ToTimedelta().total_seconds(),
+            publish_time_ms=_milliseconds(message.publish_time),
+        )
+    except InconsistentSnapshot as error:
+        raise BadRecord(str(error)) from None
+    if snapshot.digest != message.digest:
+        raise BadRecord(
+            f"snapshot {message.version} has digest {snapshot.digest[:12]}, not {message.digest[:12]}"
+        )
+    return snapshot
+
+
+def parse_snapshot(data: bytes) -> RoutingSnapshot:
+    """Decode a snapshot from the bytes of the root key.
+
+    Raises:
+        BadRecord: as snapshot_from_proto, or the bytes are no RoutingSnapshot.
+    """
+    try:
+        return snapshot_from_proto(routing_pb2.RoutingSnapshot.FromString(data))
+    except DecodeError:
+        raise BadRecord("the root key does not hold a RoutingSnapshot") from None
+
+
+def model_of(revision_name: str) -> str:
+    """Model id in a revision's name; "" if it is not one."""
+    parts = revision_name.split("/")
+    return parts[1] if len(parts) == 4 else ""
+
+
+def _enum(table: dict[E, V], value: int, field: str) -> E:
+    for member, number in table.items():
+        if number == value:
+            return member
+    raise BadRecord(f"{field} has the unknown value {value}")
+
+
+def _check_identity(name: str, digest: str, said_name: str, said_digest: str) -> None:
+    if (name, digest) != (said_name, said_digest):
+        raise BadRecord(f"{said_name or 'a record'} does not match its content, which is {name}")
+
+
+def _timestamp(milliseconds: int) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromMilliseconds(milliseconds)
+    return stamp
+
+
+def _milliseconds(stamp: Timestamp) -> int:
+    return stamp.ToMilliseconds()
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(round(seconds * 1000))
+    return duration
