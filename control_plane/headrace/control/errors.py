@@ -81,18 +81,14 @@ _C, _S, _B = Blame.CALLER, Blame.SYSTEM, Blame.BUG
 
 RULES: Mapping[Reason, Rule] = MappingProxyType(
     {
-        Reason.INVALID_REQUEST: Rule(
-            "INVALID_ARGUMENT", _C, Retry.NOBODY, "Correct the field that BadRequest names."
-        ),
+        Reason.INVALID_REQUEST: Rule("INVALID_ARGUMENT", _C, Retry.NOBODY, "Correct the field that BadRequest names."),
         Reason.CONTEXT_LENGTH_EXCEEDED: Rule(
             "INVALID_ARGUMENT",
             _C,
             Retry.NOBODY,
             "Shorten the prompt or lower max_tokens; metadata has both numbers.",
         ),
-        Reason.REQUEST_TOO_LARGE: Rule(
-            "INVALID_ARGUMENT", _C, Retry.NOBODY, "Send less; metadata names the limit."
-        ),
+        Reason.REQUEST_TOO_LARGE: Rule("INVALID_ARGUMENT", _C, Retry.NOBODY, "Send less; metadata names the limit."),
         Reason.CHAT_TEMPLATE_MISSING: Rule(
             "INVALID_ARGUMENT",
             _C,
@@ -112,9 +108,7 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         Reason.ALREADY_EXISTS: Rule(
             "ALREADY_EXISTS", _C, Retry.NOBODY, "Choose another name, or send the same content."
         ),
-        Reason.ETAG_MISMATCH: Rule(
-            "ABORTED", _C, Retry.APPLICATION, "Read the resource again and repeat the change."
-        ),
+        Reason.ETAG_MISMATCH: Rule("ABORTED", _C, Retry.APPLICATION, "Read the resource again and repeat the change."),
         Reason.MODEL_LOADING: Rule("UNAVAILABLE", _S, Retry.CLIENT, "Wait for the model to load.", 1.0),
         Reason.NO_HEALTHY_WORKER: Rule(
             "UNAVAILABLE", _S, Retry.CLIENT, "Try again shortly; operators look at `headrace status`.", 1.0
@@ -137,27 +131,19 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
             "Output was sent and then the worker was lost; decide what to do with it.",
         ),
         Reason.CLIENT_CANCELLED: Rule("CANCELLED", _C, Retry.NOBODY, "The caller asked for it."),
-        Reason.DEADLINE_EXCEEDED: Rule(
-            "DEADLINE_EXCEEDED", _C, Retry.CLIENT, "Ask for less, or allow more time."
-        ),
-        Reason.SLOW_CONSUMER: Rule(
-            "RESOURCE_EXHAUSTED", _C, Retry.CLIENT, "Read the stream as it comes.", 0.5
-        ),
+        Reason.DEADLINE_EXCEEDED: Rule("DEADLINE_EXCEEDED", _C, Retry.CLIENT, "Ask for less, or allow more time."),
+        Reason.SLOW_CONSUMER: Rule("RESOURCE_EXHAUSTED", _C, Retry.CLIENT, "Read the stream as it comes.", 0.5),
         Reason.ENGINE_FAILED: Rule(
             "INTERNAL", _S, Retry.APPLICATION, "Operators find the error id in the worker's log."
         ),
         Reason.SEQUENCE_GAP: Rule("DATA_LOSS", _B, Retry.NOBODY, "A hop lost a message: report it."),
-        Reason.STORE_UNAVAILABLE: Rule(
-            "UNAVAILABLE", _S, Retry.CLIENT, "etcd does not answer; serving goes on.", 1.0
-        ),
-        Reason.INTERNAL: Rule(
-            "INTERNAL", _B, Retry.NOBODY, "Operators find the error id in the service's log."
-        ),
+        Reason.STORE_UNAVAILABLE: Rule("UNAVAILABLE", _S, Retry.CLIENT, "etcd does not answer; serving goes on.", 1.0),
+        Reason.INTERNAL: Rule("INTERNAL", _B, Retry.NOBODY, "Operators find the error id in the service's log."),
     }
 )
 
 
-class Failure(Exception):  # noqa: N818  a failure may travel in an event without ever being raised
+class Failure(Exception):
     """A failed call, ready to be shown to its caller.
 
     Args:

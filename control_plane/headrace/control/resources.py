@@ -73,9 +73,7 @@ class Artifact:
 
     def __post_init__(self) -> None:
         """Derive the identity from the canonical manifest."""
-        manifest = [
-            [f.path, f.size, f.sha256, f.kind.value] for f in sorted(self.files, key=lambda f: f.path)
-        ]
+        manifest = [[f.path, f.size, f.sha256, f.kind.value] for f in sorted(self.files, key=lambda f: f.path)]
         object.__setattr__(self, "digest", _digest(["headrace.artifact.v1", manifest]))
         object.__setattr__(self, "name", names.artifact(self.digest))
 
@@ -202,6 +200,8 @@ def _plain(value: object) -> object:
         return value.value
     if isinstance(value, frozenset):
         return sorted(str(_plain(v)) for v in value)
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
     if hasattr(value, "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in sorted(value.__dataclass_fields__)}
     if isinstance(value, float) and value.is_integer():

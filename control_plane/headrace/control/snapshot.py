@@ -75,9 +75,7 @@ class RoutingSnapshot:
         put(self, "artifact_by_name", artifacts)
         put(self, "revision_by_name", revisions)
         put(self, "alias_by_name", aliases)
-        put(
-            self, "replicas_of", MappingProxyType({name: tuple(found) for name, found in by_revision.items()})
-        )
+        put(self, "replicas_of", MappingProxyType({name: tuple(found) for name, found in by_revision.items()}))
         parts = (self.artifacts, self.revisions, self.aliases, self.replicas)
         put(self, "digest", canonical_digest(v for part in parts for v in part))
 

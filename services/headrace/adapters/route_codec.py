@@ -7,12 +7,11 @@ match the digest raises `BadRecord`, so that nothing half-understood is ever rou
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
-
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.registry.v1 import resources_pb2, routing_pb2
 from headrace.control.resources import (
@@ -38,15 +37,12 @@ class BadRecord(ValueError):
     """A stored or received record cannot be understood; the message says why."""
 
 
-_KINDS = {kind: resources_pb2.ArtifactFile.Kind.Value(f"KIND_{kind.name}") for kind in FileKind}
-_ENGINES = {engine: resources_pb2.Execution.Engine.Value(f"ENGINE_{engine.name}") for engine in Engine}
-_STATES = {state: resources_pb2.Replica.State.Value(f"STATE_{state.name}") for state in ReplicaState}
-EFFORTS = {
-    effort: inference_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.name}") for effort in Effort
-}
+_KINDS: dict[FileKind, Any] = {k: resources_pb2.ArtifactFile.Kind.Value(f"KIND_{k.name}") for k in FileKind}
+_ENGINES: dict[Engine, Any] = {e: resources_pb2.Execution.Engine.Value(f"ENGINE_{e.name}") for e in Engine}
+_STATES: dict[ReplicaState, Any] = {s: resources_pb2.Replica.State.Value(f"STATE_{s.name}") for s in ReplicaState}
+EFFORTS: dict[Effort, Any] = {e: inference_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{e.name}") for e in Effort}
 
 E = TypeVar("E", bound=enum.Enum)
-V = TypeVar("V", bound=int)
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -81,9 +77,7 @@ def artifact_from_proto(message: resources_pb2.Artifact) -> Artifact:
         BadRecord: it does not hold together.
     """
     artifact = Artifact(
-        files=tuple(
-            ArtifactFile(f.path, f.size, f.sha256, _enum(_KINDS, f.kind, "kind")) for f in message.files
-        ),
+        files=tuple(ArtifactFile(f.path, f.size, f.sha256, _enum(_KINDS, f.kind, "kind")) for f in message.files),
         location=message.location,
         create_time_ms=_milliseconds(message.create_time),
     )
@@ -103,7 +97,7 @@ def sampling_to_proto(sampling: Sampling) -> inference_pb2.SamplingParameters:
 
 def sampling_from_proto(message: inference_pb2.SamplingParameters) -> Sampling:
     """Decode sampling parameters; unset becomes None."""
-    return Sampling(**{f: getattr(message, f) for f in _SAMPLING_FIELDS if message.HasField(f)})  # type: ignore[arg-type]
+    return Sampling(**{f: getattr(message, f) for f in _SAMPLING_FIELDS if message.HasField(f)})
 
 
 def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
@@ -127,7 +121,7 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
             max_output_tokens=policy.max_output_tokens,
             default_sampling=sampling_to_proto(policy.default_sampling),
             supported_efforts=sorted(EFFORTS[e] for e in policy.supported_efforts),
-            default_effort=EFFORTS[policy.default_effort] if policy.default_effort else 0,  # type: ignore[arg-type]
+            default_effort=EFFORTS[policy.default_effort] if policy.default_effort else None,
         ),
         create_time=_timestamp(revision.create_time_ms),
     )
@@ -165,12 +159,8 @@ def revision_from_proto(
         policy=RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
             default_sampling=sampling_from_proto(policy.default_sampling),
-            supported_efforts=frozenset(
-                _enum(EFFORTS, e, "supported_efforts") for e in policy.supported_efforts
-            ),
-            default_effort=_enum(EFFORTS, policy.default_effort, "default_effort")
-            if policy.default_effort
-            else None,
+            supported_efforts=frozenset(_enum(EFFORTS, e, "supported_efforts") for e in policy.supported_efforts),
+            default_effort=_enum(EFFORTS, policy.default_effort, "default_effort") if policy.default_effort else None,
         ),
         create_time_ms=_milliseconds(message.create_time),
     )
@@ -279,9 +269,7 @@ def snapshot_from_proto(message: routing_pb2.RoutingSnapshot) -> RoutingSnapshot
     except InconsistentSnapshot as error:
         raise BadRecord(str(error)) from None
     if snapshot.digest != message.digest:
-        raise BadRecord(
-            f"snapshot {message.version} has digest {snapshot.digest[:12]}, not {message.digest[:12]}"
-        )
+        raise BadRecord(f"snapshot {message.version} has digest {snapshot.digest[:12]}, not {message.digest[:12]}")
     return snapshot
 
 
@@ -303,7 +291,7 @@ def model_of(revision_name: str) -> str:
     return parts[1] if len(parts) == 4 else ""
 
 
-def _enum(table: dict[E, V], value: int, field: str) -> E:
+def _enum(table: dict[E, Any], value: int, field: str) -> E:
     for member, number in table.items():
         if number == value:
             return member

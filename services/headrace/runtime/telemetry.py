@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any
 
 import prometheus_client
 import structlog
-
 from headrace.runtime.settings import SettingsError
+
+_FRAMES_MAX = 20
 
 
 def configure_logging(service: str, *, level: str = "info", json: bool | None = None) -> None:
@@ -25,21 +27,34 @@ def configure_logging(service: str, *, level: str = "info", json: bool | None = 
         json: force JSON (True) or text (False); None chooses by whether stderr is a terminal.
     """
     as_json = (not sys.stderr.isatty()) if json is None else json
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
-    processors: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    if as_json:
-        processors.append(structlog.processors.format_exc_info)
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _name_exception,
+            structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _name_exception(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Replace `exc_info` by the exception's class and where it was raised.
+
+    Never its text or the frames' variables: either may hold a prompt.
+    """
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()[1]
+    if isinstance(error, BaseException):
+        event["error_type"] = type(error).__qualname__
+        frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_MAX:]
+        event["stack"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    return event
 
 
 def get_logger() -> structlog.stdlib.BoundLogger:
@@ -58,7 +73,5 @@ def serve_metrics(registry: prometheus_client.CollectorRegistry, address: str) -
     try:
         server, _thread = prometheus_client.start_http_server(int(port), addr=host, registry=registry)
     except OSError as error:
-        raise SettingsError(
-            f"setting 'metrics_listen': cannot listen on {address}: {error.strerror}"
-        ) from None
+        raise SettingsError(f"setting 'metrics_listen': cannot listen on {address}: {error.strerror}") from None
     return f"{host}:{server.server_address[1]}"

@@ -1,0 +1,1 @@
+"""gRPC at the edges: status details, bounded deserializers, servers and channels."""

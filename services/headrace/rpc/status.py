@@ -1,0 +1,152 @@
+"""Failures to and from gRPC statuses: the only place that knows both.
+
+Every status carries google.rpc.ErrorInfo; BadRequest, RetryInfo and ResourceInfo where they apply, and the trailer
+`grpc-retry-pushback-ms`, which gRPC's own retry machinery reads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyProto
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from headrace.api.errors.v1 import errors_pb2
+from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Violation
+from headrace.runtime.telemetry import get_logger
+
+PUSHBACK = "grpc-retry-pushback-ms"
+
+
+def code_of(reason: Reason) -> grpc.StatusCode:
+    """The gRPC code of a reason."""
+    code: grpc.StatusCode = grpc.StatusCode[RULES[reason].code]
+    return code
+
+
+def to_status(failure: Failure) -> status_pb2.Status:
+    """Build the google.rpc.Status of a failure, with its details."""
+    metadata = dict(failure.metadata)
+    details: list[Any] = [error_details_pb2.ErrorInfo(reason=failure.reason.value, domain=DOMAIN, metadata=metadata)]
+    violations: Sequence[Violation] = ()
+    if isinstance(failure, InvalidRequest):
+        violations = failure.violations
+    elif failure.field:
+        violations = (Violation(failure.field, failure.message),)
+    if violations:
+        details.append(
+            error_details_pb2.BadRequest(
+                field_violations=[
+                    error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+                    for v in violations
+                ]
+            )
+        )
+    if failure.retry_after_s is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=_duration(failure.retry_after_s)))
+    if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
+        details.append(
+            error_details_pb2.ResourceInfo(
+                resource_name=metadata["resourceName"], description="does not exist in the routing snapshot"
+            )
+        )
+    status = status_pb2.Status(code=code_of(failure.reason).value[0], message=failure.message)
+    for detail in details:
+        packed = AnyProto()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure) -> NoReturn:
+    """End the call with the status of `failure`.
+
+    Raises:
+        grpc.aio.AbortError: always; that is how grpc.aio ends a handler.
+    """
+    status = rpc_status.to_status(to_status(failure))
+    trailers = list(status.trailing_metadata)
+    if failure.retry_after_s is not None:
+        trailers.append((PUSHBACK, str(round(failure.retry_after_s * 1000))))
+    await context.abort(status.code, status.details, tuple(trailers))
+    raise AssertionError("abort returned")
+
+
+def unmapped(error: BaseException, *, where: str) -> Failure:
+    """Turn a bug into a failure that shows an error id and nothing else; the log has the rest."""
+    error_id = secrets.token_hex(6)
+    get_logger().error("unexpected_error", where=where, error_id=error_id, exc_info=error)
+    return Failure(
+        Reason.INTERNAL,
+        f"An internal error occurred; operators find it in the logs as {error_id}.",
+        metadata={"errorId": error_id},
+    )
+
+
+def to_proto(failure: Failure) -> errors_pb2.Error:
+    """Encode a failure for an event or a frame."""
+    reason: Any = errors_pb2.Reason.Value(f"REASON_{failure.reason.value}")
+    message = errors_pb2.Error(
+        reason=reason,
+        message=failure.message,
+        field=failure.field,
+        metadata=dict(failure.metadata),
+    )
+    if failure.retry_after_s is not None:
+        message.retry_delay.CopyFrom(_duration(failure.retry_after_s))
+    return message
+
+
+def from_proto(message: errors_pb2.Error) -> Failure:
+    """Decode a failure; a reason of a newer version becomes INTERNAL."""
+    try:
+        reason = Reason(errors_pb2.Reason.Name(message.reason).removeprefix("REASON_"))
+    except ValueError:
+        reason = Reason.INTERNAL
+    return Failure(
+        reason,
+        message.message,
+        field=message.field,
+        metadata=dict(message.metadata),
+        retry_after_s=message.retry_delay.ToTimedelta().total_seconds() if message.HasField("retry_delay") else None,
+    )
+
+
+def from_rpc_error(error: grpc.RpcError) -> Failure | None:
+    """Read a failure out of a call's status details; None when it carries no ErrorInfo of ours."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # the details disagree with the status: not ours
+        return None
+    if status is None:
+        return None
+    info = error_details_pb2.ErrorInfo()
+    bad = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        for message in (info, bad, retry):
+            if detail.Is(message.DESCRIPTOR):
+                detail.Unpack(message)
+    if info.domain != DOMAIN:
+        return None
+    try:
+        reason = Reason(info.reason)
+    except ValueError:
+        reason = Reason.INTERNAL
+    return Failure(
+        reason,
+        status.message,
+        field=bad.field_violations[0].field if bad.field_violations else "",
+        metadata=dict(info.metadata),
+        retry_after_s=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(max(0, round(seconds * 1000)))
+    return duration
