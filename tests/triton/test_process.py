@@ -1,0 +1,171 @@
+"""tritonserver as a child: it starts, says why it did not, ends when told, and never outlives its Scheduler."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from headrace.triton import process, shared_memory
+from headrace.triton.process import TritonPlan, TritonProcess, start_triton
+from headrace.triton.workspace import DEFAULT_CACHE_DIR, prepare_triton
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+pytestmark = pytest.mark.stack
+
+CONFIG = """
+name: "llm" backend: "python" max_batch_size: 0
+model_transaction_policy { decoupled: true }
+instance_group [ { count: 1, kind: KIND_CPU } ]
+input [ { name: "op", data_type: TYPE_STRING, dims: [ 1 ] } ]
+output [ { name: "reply", data_type: TYPE_STRING, dims: [ 1 ] } ]
+"""
+MODEL = """
+import json, os
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.load(open(os.environ["HEADRACE_ENGINE_CONFIG"]))
+        if config.get("wrong"):
+            raise ValueError("slots must be 1 or more, got 0")
+    def execute(self, requests):
+        return None
+"""
+
+
+def repository(root: Path) -> Path:
+    version = root / "llm" / "1"
+    version.mkdir(parents=True)
+    (root / "llm" / "config.pbtxt").write_text(CONFIG)
+    (version / "model.py").write_text(MODEL)
+    return root
+
+
+def plan(tmp_path: Path, **config: object) -> TritonPlan:
+    return TritonPlan(
+        files=prepare_triton(DEFAULT_CACHE_DIR),
+        model_repository=repository(tmp_path / "repository"),
+        engine_config=config,
+        directory=tmp_path / "worker",
+        threads=1,
+    )
+
+
+async def ready(triton: TritonProcess) -> None:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(triton.target) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        while not triton.has_exited:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await stub.ModelReady(
+                    service_pb2.ModelReadyRequest(name="llm"), wait_for_ready=True, timeout=5
+                )
+                if answer.ready:
+                    return
+            await asyncio.sleep(0.05)
+    pytest.fail(triton.failure())
+
+
+def group_members(group: int) -> list[str]:
+    listing = subprocess.run(["ps", "-eo", "pgid=,stat=,pid=,comm="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return [" ".join(row) for row in rows if int(row[0]) == group and not row[1].startswith("Z")]
+
+
+async def until(condition, deadline_s: float = 20.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_server_starts_and_stops_and_leaves_nothing(tmp_path):
+    triton = start_triton(plan(tmp_path))
+    await ready(triton)
+    regions = list(shared_memory.DIRECTORY.glob(triton._shm_prefix + "*"))
+    assert regions
+    async with grpc.aio.insecure_channel(triton.target) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="llm"), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    await triton.stop(grace_s=20)
+    assert triton.returncode == 0
+    assert not group_members(triton.pid)
+    assert not list(shared_memory.DIRECTORY.glob(triton._shm_prefix + "*"))
+
+
+async def test_a_failed_load_ends_the_server_with_the_engines_own_sentence(tmp_path):
+    triton = start_triton(plan(tmp_path, wrong=True))
+    async with asyncio.timeout(60):
+        assert await triton.wait_exit() != 0
+    assert triton.failure() == "the engine did not load: slots must be 1 or more, got 0"
+
+
+async def test_a_killed_server_is_noticed_and_swept(tmp_path):
+    triton = start_triton(plan(tmp_path))
+    await ready(triton)
+    os.kill(triton.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        assert await triton.wait_exit() == -signal.SIGKILL
+    assert "SIGKILL" in triton.failure()
+    await until(lambda: not group_members(triton.pid))
+    assert not list(shared_memory.DIRECTORY.glob(triton._shm_prefix + "*"))
+
+
+async def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
+    triton = start_triton(plan(tmp_path))
+    await ready(triton)
+    os.kill(triton.pid, signal.SIGSTOP)
+    await triton.stop(grace_s=0.2)
+    assert triton.returncode == -signal.SIGKILL
+    await until(lambda: not group_members(triton.pid))
+
+
+SCHEDULER = """
+import asyncio, sys
+from pathlib import Path
+from headrace.triton.process import TritonPlan, start_triton
+from headrace.triton.workspace import DEFAULT_CACHE_DIR, prepare_triton
+async def main():
+    root = Path(sys.argv[1])
+    triton = start_triton(TritonPlan(prepare_triton(DEFAULT_CACHE_DIR), root / "repository", {}, root / "worker", 1))
+    print(triton.pid, triton.target, triton._shm_prefix, flush=True)
+    await triton.wait_exit()
+asyncio.run(main())
+"""
+
+
+async def test_no_server_survives_a_scheduler_that_is_killed(tmp_path):
+    repository(tmp_path / "repository")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    scheduler = subprocess.Popen(
+        [sys.executable, "-c", SCHEDULER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env
+    )
+    try:
+        assert scheduler.stdout is not None
+        pid, target, prefix = (await asyncio.to_thread(scheduler.stdout.readline)).split()
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(target) as channel:
+            await service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(
+                service_pb2.ServerLiveRequest(), wait_for_ready=True
+            )
+    finally:
+        scheduler.kill()
+        scheduler.wait()
+        scheduler.stdout.close()
+    await until(lambda: not group_members(int(pid)))
+    shared_memory.sweep_leaked()
+    assert not list(shared_memory.DIRECTORY.glob(prefix + "*"))
+
+
+def test_a_log_that_grows_is_cut_and_its_newest_part_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "LOG_BYTES_MAX", 100)
+    monkeypatch.setattr(process, "_LOG_KEPT_BYTES", 10)
+    log = tmp_path / "triton.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 95 + b"0123456789")
+        process.bound_log(log)
+        writer.write(b"next")
+    assert log.read_bytes() == b"next"
+    assert (tmp_path / "triton.log.1").read_bytes() == b"0123456789"
