@@ -1,0 +1,110 @@
+"""The engine's configuration file: read once, checked whole, one sentence for the first wrong setting."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_VARIABLE = "HEADRACE_ENGINE_CONFIG"
+
+# llama.cpp's own limit on sequence ids in one context (LLAMA_MAX_SEQ); half of them may be retained prefixes.
+_SLOTS_MAX_LLAMACPP = 128
+_SLOTS_MAX = 4096
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message is one sentence that names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine was told. Rates are tokens per second of one sequence, 0 is as fast as it can.
+
+    `threads` 0 lets the engine choose. `kv_cells` 0 means `slots` full contexts.
+    """
+
+    engine: str
+    revision: str = ""
+    incarnation: str = ""
+    model_path: str = ""
+    model_digest: str = ""
+    context_tokens: int = 2048
+    slots: int = 16
+    kv_cells: int = 0
+    max_waiting: int = 256
+    threads: int = 0
+    prefill_chunk: int = 128
+    chat_template: str | None = None
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("llamacpp", "synthetic"):
+            raise ConfigError(f"engine must be llamacpp or synthetic, not {self.engine!r}.")
+        for name in ("revision", "incarnation", "model_path", "model_digest"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} must be a string.")
+        if self.engine == "llamacpp" and not self.model_path:
+            raise ConfigError("model_path must name the model's GGUF file.")
+        if self.chat_template is not None and not isinstance(self.chat_template, str):
+            raise ConfigError("chat_template must be a Jinja text or null.")
+        slots_max = _SLOTS_MAX_LLAMACPP if self.engine == "llamacpp" else _SLOTS_MAX
+        self._integer("context_tokens", 2, 2**24)
+        self._integer("slots", 1, slots_max)
+        self._integer("kv_cells", 0, 2**31 - 1)
+        self._integer("max_waiting", 0, 2**20)
+        self._integer("threads", 0, 1024)
+        self._integer("prefill_chunk", 1, 2**16)
+        self._rate("prefill_tokens_per_s")
+        self._rate("decode_tokens_per_s")
+        if self.kv_cells == 0:
+            object.__setattr__(self, "kv_cells", self.slots * self.context_tokens)
+        if self.kv_cells < self.context_tokens:
+            raise ConfigError(
+                f"kv_cells must be at least context_tokens ({self.context_tokens}), or a request of full length"
+                " could never be admitted."
+            )
+
+    def _integer(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"{name} must be an integer between {low} and {high}, not {value!r}.")
+
+    def _rate(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} must be a number of tokens per second, not {value!r}.")
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{name} must be 0 or a positive number of tokens per second, not {value!r}.")
+
+
+def parse_config(document: object) -> EngineConfig:
+    """A decoded configuration document as a value; raises `ConfigError`."""
+    if not isinstance(document, Mapping):
+        raise ConfigError("The engine configuration must be a JSON object.")
+    known = {field.name for field in fields(EngineConfig)}
+    for name in document:
+        if name not in known:
+            raise ConfigError(f"{name} is not a setting of the engine.")
+    if "engine" not in document:
+        raise ConfigError("engine must be given: llamacpp or synthetic.")
+    settings: dict[str, Any] = dict(document)
+    return EngineConfig(**settings)
+
+
+def load_config(environ: Mapping[str, str]) -> EngineConfig:
+    """The configuration that `HEADRACE_ENGINE_CONFIG` names; raises `ConfigError`."""
+    path = environ.get(ENVIRONMENT_VARIABLE)
+    if not path:
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} must name the engine's configuration file.")
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} names {path}, which cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} names {path}, which is not JSON.") from error
+    return parse_config(document)
