@@ -1,0 +1,48 @@
+# Every target sets up `.venv` first; when nothing has changed that takes a fraction of a second.
+# Another Python: make PYTHON=python3.12 demo. An environment of your own in .venv: make BOOTSTRAP=: demo.
+PYTHON ?= python3
+BOOTSTRAP ?= $(PYTHON) services/headrace/dev/bootstrap.py
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test lint format protos docs bench-path clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Set up .venv to run Headrace
+	@$(BOOTSTRAP)
+
+setup-dev: ## Set up .venv to work on Headrace
+	@$(BOOTSTRAP) --extra dev
+
+demo: setup ## Start everything, stream one answer from a real model, stop
+	@$(BIN)/headrace demo
+
+test: lint ## Check style, types, layers and contract, then run all tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: setup-dev ## Check style, types, import rules and the protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf breaking --against baseline.binpb
+
+format: setup-dev ## Rewrite the Python code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: setup-dev ## Generate the Python code of the protos
+	$(BIN)/python protos/generate.py
+
+docs: setup-dev ## Generate docs/configuration.md and docs/errors.md
+	$(BIN)/python -m headrace.dev.pages
+
+bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
+	$(BIN)/python tests/bench/bench_path.py
+
+clean: ## Remove what was built here (the caches outside the checkout stay)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	if [ ! -L .venv ]; then rm -rf .venv; fi
