@@ -1,0 +1,134 @@
+"""One request's life in the Router, from receipt to exactly one end.
+
+Sans-io. The Router feeds in what happened and carries out what is returned.
+
+    RECEIVED -> QUEUED -> PREFILL -> DECODE -> TERMINAL
+                  ^          |          |
+                  '-- retry -'          |         (a retry needs: no output sent yet)
+        every state ------------------> TERMINAL  (the first to end it wins)
+
+Each change raises `version`. What arrives for another attempt than the current one, or after the end, changes
+nothing and is counted by the caller as late.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Phase(enum.Enum):
+    """Where a request is."""
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    TERMINAL = "terminal"
+
+
+class Finish(enum.Enum):
+    """How a request ended; the same as headrace.api.inference.v1.FinishReason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTENT_FILTER = "content_filter"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    SLOW_CONSUMER = "slow_consumer"
+    INTERRUPTED = "interrupted"
+    DRAINED = "drained"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the answer is whole, and the status OK."""
+        return self in (Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The record of one request.
+
+    Invariants: `attempt` names the only attempt whose messages count; `finish` is set once, together with
+    TERMINAL; no retry once `sent_tokens` or `first_output_at` says that output has left.
+    """
+
+    received_at: float
+    """Monotonic seconds, like every time here."""
+    phase: Phase = Phase.RECEIVED
+    version: int = 0
+    attempt: int = 0
+    """Token of the current attempt; 0 before the first."""
+    attempts: int = 0
+    admitted_at: float | None = None
+    first_output_at: float | None = None
+    last_output_at: float | None = None
+    output_tokens: int = 0
+    """Tokens that arrived here."""
+    sent_tokens: int = 0
+    """Tokens handed to the transport towards the client."""
+    finish: Finish | None = None
+    tried: list[str] = field(default_factory=list)
+    """Replicas of the attempts so far."""
+
+    def dispatch(self, attempt: int, replica: str) -> bool:
+        """Start an attempt; False, and no change, once output was seen or the request is over."""
+        if self.phase is Phase.TERMINAL or self.first_output_at is not None:
+            return False
+        self._become(Phase.QUEUED)
+        self.attempt = attempt
+        self.attempts += 1
+        self.tried.append(replica)
+        return True
+
+    def admit(self, attempt: int, now: float) -> bool:
+        """The engine has begun; False if that is late news."""
+        if attempt != self.attempt or self.phase is not Phase.QUEUED:
+            return False
+        self._become(Phase.PREFILL)
+        self.admitted_at = now
+        return True
+
+    def output(self, attempt: int, tokens: int, now: float) -> bool:
+        """Count output; False if it is of an attempt that no longer counts. On the hot path."""
+        if attempt != self.attempt or self.phase is Phase.TERMINAL:
+            return False
+        if self.first_output_at is None:
+            self._become(Phase.DECODE)
+            self.first_output_at = now
+        self.last_output_at = now
+        self.output_tokens += tokens
+        return True
+
+    def may_retry(self, attempts_max: int) -> bool:
+        """Whether another attempt is allowed by what has been seen of this request."""
+        return (
+            self.phase in (Phase.QUEUED, Phase.PREFILL)
+            and self.first_output_at is None
+            and self.attempts < attempts_max
+        )
+
+    def end(self, finish: Finish) -> bool:
+        """Decide the end: compare-and-set. True for the first caller; the others read `finish`."""
+        if self.finish is not None:
+            return False
+        self._become(Phase.TERMINAL)
+        self.finish = finish
+        return True
+
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from receipt to the first output; None if there was none."""
+        return None if self.first_output_at is None else self.first_output_at - self.received_at
+
+    def time_per_output_token_s(self) -> float | None:
+        """Mean seconds between tokens after the first; None below two tokens (not zero: there is no gap)."""
+        if self.output_tokens < 2 or self.first_output_at is None or self.last_output_at is None:
+            return None
+        return (self.last_output_at - self.first_output_at) / (self.output_tokens - 1)
+
+    def _become(self, phase: Phase) -> None:
+        self.phase = phase
+        self.version += 1

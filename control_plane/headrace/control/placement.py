@@ -1,0 +1,78 @@
+"""Which revision and which replica serve a request.
+
+Sans-io: the snapshot, the counts in flight and a source of chance are arguments. Two candidates are drawn and
+the less loaded one taken: nearly as good as looking at all of them, and no herd when the load is a little old
+(Mitzenmacher, "The power of two choices in randomized load balancing").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from headrace.control.errors import Failure, Reason
+from headrace.control.resources import Replica, ReplicaState, Revision
+from headrace.control.snapshot import RoutingSnapshot
+
+Random = Callable[[], float]
+"""Draws from [0, 1)."""
+
+
+def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> Revision:
+    """Find the revision that `model` names: a revision itself, or an alias, whose weights then decide.
+
+    Raises:
+        Failure: MODEL_NOT_FOUND.
+    """
+    exact = snapshot.revision_by_name.get(model)
+    if exact is not None:
+        return exact
+    alias = snapshot.alias_by_name.get(model) or snapshot.alias_by_name.get(f"aliases/{model}")
+    if alias is None:
+        raise Failure(
+            Reason.MODEL_NOT_FOUND,
+            "No model of that name is registered; `headrace status` lists the aliases.",
+            field="model",
+            metadata={"resourceName": model[:128], "snapshotVersion": str(snapshot.version)},
+        )
+    point = random() * sum(target.weight for target in alias.targets)
+    for target in alias.targets:
+        point -= target.weight
+        if point < 0:
+            return snapshot.revision_by_name[target.revision]
+    return snapshot.revision_by_name[alias.targets[-1].revision]
+
+
+def choose_replica(
+    snapshot: RoutingSnapshot,
+    revision: Revision,
+    *,
+    in_flight: Mapping[str, int],
+    reachable: Callable[[str], bool],
+    tried: Container[str],
+    random: Random,
+) -> Replica:
+    """Choose a replica of `revision` that is ready, reachable (by endpoint) and not tried yet.
+
+    Raises:
+        Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
+    """
+    replicas = snapshot.replicas_of[revision.name]
+    ready = [r for r in replicas if r.state is ReplicaState.READY and r.name not in tried and reachable(r.endpoint)]
+    if not ready:
+        raise _nobody(snapshot, revision, replicas)
+    first = ready[int(random() * len(ready))]
+    second = ready[int(random() * len(ready))]
+    return min(first, second, key=lambda r: in_flight.get(r.name, 0) / max(r.slots, 1))
+
+
+def _nobody(snapshot: RoutingSnapshot, revision: Revision, replicas: tuple[Replica, ...]) -> Failure:
+    metadata = {"revision": revision.name, "snapshotVersion": str(snapshot.version), "replicas": str(len(replicas))}
+    if any(r.state is ReplicaState.LOADING for r in replicas):
+        return Failure(
+            Reason.MODEL_LOADING, "The model's workers are still loading it; try again shortly.", metadata=metadata
+        )
+    failed = next((r for r in replicas if r.state is ReplicaState.FAILED), None)
+    why = f" One of them failed: {failed.detail}" if failed is not None and failed.detail else ""
+    return Failure(
+        Reason.NO_HEALTHY_WORKER, f"No worker serves this revision now; try again shortly.{why}", metadata=metadata
+    )

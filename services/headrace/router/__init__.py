@@ -1,0 +1,1 @@
+"""The Router: the client's edge, one session a request."""

@@ -1,0 +1,206 @@
+"""Links to Schedulers: one long-lived Attach stream for each, frames for many requests.
+
+A link turns frames into calls on the sessions that own the attempts, and what sessions want sent into frames:
+all that waits when the transport is free goes out together. Its table of attempts is the Router's count in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.api.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from headrace.rpc.channels import internal_channel
+from headrace.runtime.tasks import cancel_and_wait, retry_forever
+from headrace.runtime.telemetry import get_logger
+
+WELCOME_TIMEOUT_S = 5.0
+
+
+class AttemptOwner(Protocol):
+    """What a link tells the session that owns an attempt. Calls are synchronous and quick."""
+
+    def on_admitted(self, message: pb.Admitted) -> None:
+        """The engine has begun."""
+
+    def on_output(
+        self,
+        attempt: int,
+        text: bytes,
+        token_ids: Sequence[int],
+        logprobs: Sequence[tuple[float, list[tuple[int, float]]]],
+    ) -> None:
+        """More output; `logprobs` has one entry a token if the request asked."""
+
+    def on_ended(self, message: pb.Ended) -> None:
+        """The attempt is over and its resources are free."""
+
+    def on_lost(self, attempt: int) -> None:
+        """The link broke: what became of the attempt is unknown; its Scheduler ends it."""
+
+
+class SchedulerLink:
+    """The stream to one Scheduler. Reconnects for as long as it is open."""
+
+    def __init__(self, endpoint: str, *, router: str, incarnation: str) -> None:
+        self.endpoint = endpoint
+        self.in_flight: Counter[str] = Counter()
+        """Attempts by replica that have started and not ended."""
+        self.frames_in = 0
+        self.frames_out = 0
+        self.late_messages = 0
+        self._hello = pb.Hello(router=router, incarnation=incarnation)
+        self._owners: dict[int, tuple[AttemptOwner, str]] = {}
+        self._outgoing = pb.AttachRequest()
+        self._wanted = asyncio.Event()
+        self._connected = False
+        self._task: asyncio.Task[None] | None = None
+        self._on_idle: Callable[[], None] | None = None
+        self._log = get_logger().bind(scheduler_endpoint=endpoint)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether attempts can be dispatched now."""
+        return self._connected
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that have not ended."""
+        return len(self._owners)
+
+    def open(self) -> None:
+        """Begin to connect."""
+        self._task = asyncio.create_task(self._run(), name=f"link-{self.endpoint}")
+
+    async def close(self) -> None:
+        """End the stream; attempts that still run are lost, and their owners are told."""
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+
+    def dispatch(self, message: pb.Dispatch, owner: AttemptOwner) -> None:
+        """Start an attempt. `owner` hears of it until it ended or is lost."""
+        self._owners[message.attempt] = (owner, message.replica)
+        self.in_flight[message.replica] += 1
+        self._outgoing.dispatches.append(message)
+        self._wanted.set()
+
+    def grant(self, attempt: int, limit: int) -> None:
+        """Let an attempt generate up to `limit` tokens, counted from its start."""
+        if attempt in self._owners:
+            self._outgoing.credits.add(attempt=attempt, limit=limit)
+            self._wanted.set()
+
+    def cancel(self, attempt: int, cause: int) -> None:
+        """Ask for the end of an attempt; its `ended` still comes."""
+        if attempt in self._owners:
+            self._outgoing.cancels.add(attempt=attempt, cause=cause)  # type: ignore[arg-type]
+            self._wanted.set()
+
+    async def _run(self) -> None:
+        def on_error(error: Exception, delay_s: float) -> None:
+            self._log.warning("scheduler_link_broken", error_type=type(error).__name__, retry_in_s=round(delay_s, 2))
+
+        async with internal_channel(self.endpoint) as channel:
+            await retry_forever(lambda: self._session(channel), on_error=on_error, max_delay_s=1.0)
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        call = SchedulerServiceStub(channel).Attach()
+        writer: asyncio.Task[None] | None = None
+        try:
+            await call.write(pb.AttachRequest(hello=self._hello))
+            async with asyncio.timeout(WELCOME_TIMEOUT_S):
+                first = await call.read()
+            if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
+                raise ConnectionError("the Scheduler did not say welcome")
+            self._outgoing.Clear()
+            self._connected = True
+            self._log.info("scheduler_link_up", scheduler=first.welcome.scheduler)
+            writer = asyncio.create_task(self._write(call), name=f"link-writer-{self.endpoint}")
+            while True:
+                frame = await call.read()
+                if not isinstance(frame, pb.AttachResponse):
+                    raise ConnectionError("the Scheduler ended the stream")
+                self.frames_in += 1
+                self._take(frame)
+        finally:
+            self._connected = False
+            call.cancel()
+            if writer is not None:
+                await cancel_and_wait(writer)
+            self._lose_all()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]) -> None:
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted.clear()
+                frame, self._outgoing = self._outgoing, pb.AttachRequest()
+                await call.write(frame)
+                self.frames_out += 1
+        except Exception:  # the reader sees the end of the call and says why
+            call.cancel()
+
+    def _take(self, frame: pb.AttachResponse) -> None:
+        owners = self._owners
+        for admitted in frame.admitted:
+            entry = owners.get(admitted.attempt)
+            if entry is None:
+                self.late_messages += 1
+            else:
+                entry[0].on_admitted(admitted)
+        if frame.HasField("deltas"):
+            self._take_deltas(frame.deltas)
+        for ended in frame.ended:
+            entry = owners.pop(ended.attempt, None)
+            if entry is None:
+                self.late_messages += 1
+            else:
+                self._release(entry[1])
+                entry[0].on_ended(ended)
+
+    def _take_deltas(self, deltas: pb.Deltas) -> None:
+        """Cut the columns and hand out the parts. Runs once a step, its body once an attempt."""
+        owners = self._owners
+        text = deltas.text
+        ids = list(deltas.token_ids)
+        logprobs = _cut_logprobs(deltas) if deltas.logprobs else ()
+        text_at = id_at = 0
+        for attempt, count, length in zip(deltas.attempts, deltas.token_counts, deltas.text_lengths, strict=True):
+            entry = owners.get(attempt)
+            if entry is None:
+                self.late_messages += 1
+            else:
+                entry[0].on_output(
+                    attempt,
+                    text[text_at : text_at + length],
+                    ids[id_at : id_at + count],
+                    logprobs[id_at : id_at + count] if logprobs else (),
+                )
+            text_at += length
+            id_at += count
+
+    def _lose_all(self) -> None:
+        lost, self._owners = self._owners, {}
+        self.in_flight.clear()
+        for attempt, (owner, _replica) in lost.items():
+            owner.on_lost(attempt)
+
+    def _release(self, replica: str) -> None:
+        self.in_flight[replica] -= 1
+        if self.in_flight[replica] <= 0:
+            del self.in_flight[replica]
+
+
+def _cut_logprobs(deltas: pb.Deltas) -> list[tuple[float, list[tuple[int, float]]]]:
+    found = []
+    at = 0
+    for logprob, count in zip(deltas.logprobs, deltas.top_counts, strict=True):
+        alternatives = list(zip(deltas.top_ids[at : at + count], deltas.top_logprobs[at : at + count], strict=True))
+        found.append((logprob, alternatives))
+        at += count
+    return found

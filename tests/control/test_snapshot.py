@@ -1,0 +1,126 @@
+"""Snapshots: cannot be inconsistent, keep what holds together, survive their codec, never go back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headrace.adapters.route_codec import BadRecord, parse_snapshot, snapshot_to_proto
+from headrace.control.errors import Failure
+from headrace.control.resources import (
+    Alias,
+    AliasTarget,
+    Artifact,
+    ArtifactFile,
+    Effort,
+    Engine,
+    Execution,
+    FileKind,
+    Replica,
+    ReplicaState,
+    RequestPolicy,
+    Revision,
+    Sampling,
+)
+from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot, check_successor, compile_snapshot
+
+FILE = ArtifactFile("model.gguf", 5, "ab" * 32, FileKind.WEIGHTS)
+ARTIFACT = Artifact((FILE,), "/models/here", 1)
+REVISION = Revision(
+    "gemma",
+    ARTIFACT.name,
+    ARTIFACT.digest,
+    Execution(Engine.LLAMACPP, 4096, 16, 8192),
+    RequestPolicy(100, Sampling(temperature=0.5, top_k=0), frozenset({Effort.LOW, Effort.HIGH}), Effort.LOW),
+)
+ALIAS = Alias("aliases/chat", (AliasTarget(REVISION.name, 1),), "3")
+REPLICA = Replica("replicas/r", REVISION.name, "schedulers/s", "h:1", ReplicaState.READY, 7, 16, 8192)
+WHOLE = RoutingSnapshot("here", 3, (ARTIFACT,), (REVISION,), (ALIAS,), (REPLICA,))
+
+
+def test_round_trip() -> None:
+    assert parse_snapshot(snapshot_to_proto(WHOLE).SerializeToString()) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"artifacts": ()},
+        {"revisions": ()},
+        {"aliases": (dataclasses.replace(ALIAS, targets=()),)},
+        {"aliases": (dataclasses.replace(ALIAS, targets=(AliasTarget(REVISION.name, 0),)),)},
+        {"replicas": (REPLICA, REPLICA)},
+        {"replicas": (dataclasses.replace(REPLICA, revision="models/x/revisions/000000000000"),)},
+    ],
+    ids=[
+        "artifact gone",
+        "revision gone",
+        "alias without target",
+        "weight of zero",
+        "twice the name",
+        "foreign replica",
+    ],
+)
+def test_an_inconsistent_snapshot_cannot_be_made(change: dict[str, object]) -> None:
+    with pytest.raises(InconsistentSnapshot):
+        dataclasses.replace(WHOLE, **change)
+
+
+def test_compile_leaves_out_what_does_not_resolve_and_says_so() -> None:
+    lost = dataclasses.replace(ALIAS, name="aliases/lost", targets=(AliasTarget("models/x/revisions/000000000000", 1),))
+    snapshot, problems = compile_snapshot(
+        incarnation="here",
+        version=3,
+        artifacts=[ARTIFACT],
+        revisions=[REVISION],
+        aliases=[lost, ALIAS],
+        replicas=[REPLICA],
+    )
+    assert snapshot == WHOLE
+    assert len(problems) == 1
+    assert "aliases/lost" in problems[0]
+
+
+def test_identity_is_the_content_and_not_the_place_or_time() -> None:
+    assert dataclasses.replace(ARTIFACT, location="/elsewhere", create_time_ms=9).digest == ARTIFACT.digest
+    changed = dataclasses.replace(FILE, sha256="cd" * 32)
+    assert dataclasses.replace(ARTIFACT, files=(changed,)).digest != ARTIFACT.digest
+    assert dataclasses.replace(REVISION, policy=RequestPolicy(101)).digest != REVISION.digest
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda m: setattr(m, "digest", "0" * 64),
+        lambda m: setattr(m.revisions[0], "digest", "0" * 64),
+        lambda m: setattr(m.artifacts[0].files[0], "size", 6),
+        lambda m: setattr(m.replicas[0], "state", 99),
+        lambda m: setattr(m.replicas[0], "epoch", 8),
+        lambda m: m.aliases.add(name="aliases/other"),
+    ],
+    ids=["digest", "a revision's digest", "a file's size", "unknown enum", "changed epoch", "alias without target"],
+)
+def test_a_damaged_snapshot_is_refused(damage: object) -> None:
+    message = snapshot_to_proto(WHOLE)
+    damage(message)  # type: ignore[operator]
+    with pytest.raises(BadRecord):
+        parse_snapshot(message.SerializeToString())
+
+
+def test_bytes_that_are_no_snapshot_are_refused() -> None:
+    with pytest.raises(BadRecord):
+        parse_snapshot(b"\xff\xff")
+
+
+@pytest.mark.parametrize(
+    ("version", "incarnation", "fine"), [(4, "here", True), (3, "here", False), (2, "here", False), (1, "new", True)]
+)
+def test_versions_never_go_back_within_an_incarnation(version: int, incarnation: str, fine: bool) -> None:
+    new = dataclasses.replace(WHOLE, version=version, incarnation=incarnation)
+    check_successor(None, new)
+    if fine:
+        check_successor(WHOLE, new)
+    else:
+        with pytest.raises(Failure):
+            check_successor(WHOLE, new)
