@@ -40,7 +40,9 @@ def generate(into: Path) -> list[Path]:
 
 def main() -> None:
     """Parse the arguments and do what they ask."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--to", type=Path, default=ROOT, metavar="DIR")
     parser.add_argument("--baseline", action="store_true")
     arguments = parser.parse_args()

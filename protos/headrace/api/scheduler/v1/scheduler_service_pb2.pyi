@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, router: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit")
+    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Dispatch(_message.Message):
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_FIELD_NUMBER: _ClassVar[int]
     CREDIT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     request: str
     revision: str
@@ -50,7 +51,8 @@ class Dispatch(_message.Message):
     generate: _inference_service_pb2.GenerateRequest
     remaining: _duration_pb2.Duration
     credit_limit: int
-    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ...) -> None: ...
+    output_tokens_max: int
+    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("attempt", "limit")
