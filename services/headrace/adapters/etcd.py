@@ -1,0 +1,362 @@
+"""The durable store: etcd as values and a handful of operations.
+
+Keys are relative to the installation's prefix ("aliases/chat" is stored as "/headrace/aliases/chat"), so nothing
+else in the code knows the prefix. Every operation has a deadline, and fails as a `Failure` that may be shown to a
+caller, or as one of the exceptions of `etcd_transport` that its caller must tell apart.
+
+Works with etcd 3.4, 3.5 and 3.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aetcd.rpc import rpc_pb2
+
+from headrace.adapters.etcd_settings import EtcdConfig, EtcdSettings, read_config
+from headrace.adapters.etcd_stream import EtcdStream
+from headrace.adapters.etcd_transport import (
+    AccessDenied,
+    Compacted,
+    EtcdTransport,
+    LeaseNotFound,
+    StoreUnavailable,
+)
+from headrace.control.errors import Failure
+from headrace.runtime.settings import SettingsError
+
+TIMEOUT_S = 5.0
+"""Deadline of one operation, seconds; a healthy etcd answers in a millisecond."""
+
+CONNECT_TIMEOUT_S = 10.0
+"""How long a service waits for etcd when it starts, seconds."""
+
+PAGE = 1000
+"""Keys in one page of a listing; a page stays far below what a message may hold."""
+
+LIST_TRIES = 5
+"""How often a listing starts over because its revision was compacted under it."""
+
+INCARNATION = "incarnation"
+"""Key with a UUID, written once: a wiped store has another one, and nothing else to be told apart by."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as stored; revisions are the store's."""
+
+    key: str
+    """Without the installation's prefix."""
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    """Counts the writes since the key was created, from 1."""
+    lease: int = 0
+    """Lease that it lives under; 0 means none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys below a prefix at one revision."""
+
+    items: tuple[KeyValue, ...]
+    revision: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Which store this is and how far it has come."""
+
+    incarnation: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction: the key's revisions as given. 0 as create_revision means "does not exist"."""
+
+    key: str
+    create_revision: int | None = None
+    mod_revision: int | None = None
+    exists: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A write of a transaction."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Whether the conditions held, and the store's revision then (of the write, when they did)."""
+
+    succeeded: bool
+    revision: int
+
+
+class EtcdStore:
+    """One process's store. Open it with `connect`; close it with `aclose`."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self._config = config
+        self._transport = EtcdTransport(config)
+
+    @classmethod
+    async def connect(cls, settings: EtcdSettings, service: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> EtcdStore:
+        """Connect, and wait until etcd answers.
+
+        Args:
+            settings: where it is.
+            service: whose settings they are, for the error text.
+            timeout_s: how long to wait for it, seconds.
+
+        Raises:
+            SettingsError: it did not answer, or refused the credentials; names the setting and the endpoints.
+        """
+        store = cls(read_config(settings, service))
+        try:
+            await store.wait_ready(timeout_s)
+        except Failure as failure:
+            await store.aclose()
+            setting = "etcd_username" if isinstance(failure, AccessDenied) else "etcd"
+            where = ", ".join(settings.etcd)
+            raise SettingsError(
+                f"{service} setting '{setting}': cannot reach etcd at {where} within {timeout_s:g} s "
+                f"({failure.message.rstrip('.')}). Start etcd there, or correct the setting."
+            ) from None
+        except BaseException:
+            await store.aclose()
+            raise
+        return store
+
+    async def wait_ready(self, timeout_s: float) -> Head:
+        """Wait until the store answers a linearizable read.
+
+        Raises:
+            StoreUnavailable: it did not within `timeout_s` seconds.
+            AccessDenied: it refuses the credentials.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                return await self.head(timeout_s=max(min(left_s, TIMEOUT_S), 0.05))
+            except AccessDenied:
+                raise
+            except Failure:
+                if left_s <= 0.2:
+                    raise
+            await asyncio.sleep(0.1)
+
+    @property
+    def endpoint(self) -> str:
+        """host:port in use."""
+        return self._transport.endpoint
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+    # Reading.
+
+    async def head(self, *, timeout_s: float = TIMEOUT_S) -> Head:
+        """Return the incarnation ("" if none was drawn yet) and the revision, by a linearizable read."""
+        request = rpc_pb2.RangeRequest(key=self._raw(INCARNATION))
+        reply = await self._unary("KV/Range", request, rpc_pb2.RangeResponse, timeout_s, repeatable=True)
+        return Head(reply.kvs[0].value.decode() if reply.kvs else "", reply.header.revision)
+
+    async def get(self, key: str, *, timeout_s: float = TIMEOUT_S) -> KeyValue | None:
+        """Return one key, or None, by a linearizable read."""
+        request = rpc_pb2.RangeRequest(key=self._raw(key))
+        reply = await self._unary("KV/Range", request, rpc_pb2.RangeResponse, timeout_s, repeatable=True)
+        return self._item(reply.kvs[0]) if reply.kvs else None
+
+    async def range(self, prefix: str, *, timeout_s: float = TIMEOUT_S) -> Listing:
+        """Return everything below `prefix`, ordered by key, at one revision, page by page.
+
+        Draws the store's incarnation if there is none yet.
+        """
+        for _ in range(LIST_TRIES):
+            try:
+                return await self._list(prefix, timeout_s)
+            except Compacted:
+                continue
+        raise StoreUnavailable("it compacts faster than a listing can be read")
+
+    async def _list(self, prefix: str, timeout_s: float) -> Listing:
+        await self._ensure_incarnation(timeout_s)
+        low, high = self._bounds(prefix)
+        page = rpc_pb2.RangeRequest(key=low, range_end=high, limit=PAGE)
+        first = rpc_pb2.TxnRequest(
+            success=[
+                rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=self._raw(INCARNATION))),
+                rpc_pb2.RequestOp(request_range=page),
+            ]
+        )
+        reply = await self._unary("KV/Txn", first, rpc_pb2.TxnResponse, timeout_s, repeatable=True)
+        drawn, found = (r.response_range for r in reply.responses)
+        if not drawn.kvs:
+            raise StoreUnavailable("it was wiped a moment ago")
+        revision = reply.header.revision
+        items = [self._item(kv) for kv in found.kvs]
+        while found.more:
+            page = rpc_pb2.RangeRequest(
+                key=self._raw(items[-1].key) + b"\0", range_end=high, limit=PAGE, revision=revision
+            )
+            found = await self._unary("KV/Range", page, rpc_pb2.RangeResponse, timeout_s, repeatable=True)
+            items.extend(self._item(kv) for kv in found.kvs)
+        return Listing(tuple(items), revision, drawn.kvs[0].value.decode())
+
+    async def _ensure_incarnation(self, timeout_s: float) -> None:
+        head = await self.head(timeout_s=timeout_s)
+        if not head.incarnation:  # a full store refuses any transaction that may write: ask first
+            new = str(uuid.uuid4()).encode()
+            await self.txn([Compare(INCARNATION, create_revision=0)], [Put(INCARNATION, new)], timeout_s=timeout_s)
+
+    # Writing.
+
+    async def put(self, key: str, value: bytes, *, lease: int = 0, timeout_s: float = TIMEOUT_S) -> int:
+        """Write one key; returns the revision of the write.
+
+        Raises:
+            LeaseNotFound: `lease` has expired.
+        """
+        return (await self.txn((), [Put(key, value, lease)], timeout_s=timeout_s)).revision
+
+    async def delete(self, key: str, *, timeout_s: float = TIMEOUT_S) -> bool:
+        """Delete one key; returns whether it existed."""
+        request = rpc_pb2.DeleteRangeRequest(key=self._raw(key))
+        reply = await self._unary("KV/DeleteRange", request, rpc_pb2.DeleteRangeResponse, timeout_s)
+        return bool(reply.deleted)
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        puts: Sequence[Put] = (),
+        deletes: Sequence[str] = (),
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> TxnResult:
+        """Write all of it if all conditions hold, else nothing.
+
+        After a StoreUnavailable it may have happened: read before trying again.
+
+        Raises:
+            LeaseNotFound: the lease of a put has expired.
+        """
+        request = rpc_pb2.TxnRequest(
+            compare=[wire for compare in compares for wire in self._compare(compare)],
+            success=[
+                *(
+                    rpc_pb2.RequestOp(
+                        request_put=rpc_pb2.PutRequest(key=self._raw(p.key), value=p.value, lease=p.lease)
+                    )
+                    for p in puts
+                ),
+                *(
+                    rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=self._raw(key)))
+                    for key in deletes
+                ),
+            ],
+        )
+        reply = await self._unary("KV/Txn", request, rpc_pb2.TxnResponse, timeout_s)
+        return TxnResult(reply.succeeded, reply.header.revision)
+
+    # Leases.
+
+    async def lease_grant(self, ttl_s: int, *, timeout_s: float = TIMEOUT_S) -> tuple[int, float]:
+        """Grant a lease; returns its id and the seconds it really lasts."""
+        request = rpc_pb2.LeaseGrantRequest(TTL=ttl_s)
+        reply = await self._unary("Lease/LeaseGrant", request, rpc_pb2.LeaseGrantResponse, timeout_s)
+        return reply.ID, float(reply.TTL)
+
+    async def lease_keepalive(self, lease: int, *, timeout_s: float = TIMEOUT_S) -> float:
+        """Renew a lease; returns the seconds it lasts from when this was sent.
+
+        Raises:
+            LeaseNotFound: it has expired; etcd says so by a TTL of 0.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        reply: Any = None
+        async with self._stream("Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse, deadline) as stream:
+            await stream.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease), deadline)
+            reply = await stream.read(deadline)
+        if reply.TTL <= 0:
+            raise LeaseNotFound()
+        return float(reply.TTL)
+
+    async def lease_revoke(self, lease: int, *, timeout_s: float = TIMEOUT_S) -> None:
+        """End a lease; its keys go with it. One that is gone already is no error."""
+        try:
+            request = rpc_pb2.LeaseRevokeRequest(ID=lease)
+            await self._unary("Lease/LeaseRevoke", request, rpc_pb2.LeaseRevokeResponse, timeout_s)
+        except LeaseNotFound:
+            return
+
+    # Watching: the wire only. `etcd_watch` decides.
+
+    def watch_stream(self, deadline: float) -> EtcdStream:
+        """Open the stream of watches; it fails fast on a member that has lost its leader."""
+        return self._stream("Watch/Watch", rpc_pb2.WatchResponse, deadline, (("hasleader", "true"),))
+
+    def watch_request(self, prefix: str, start_revision: int) -> rpc_pb2.WatchRequest:
+        """The request that starts a watch of everything below `prefix`."""
+        low, high = self._bounds(prefix)
+        return rpc_pb2.WatchRequest(
+            create_request=rpc_pb2.WatchCreateRequest(key=low, range_end=high, start_revision=start_revision)
+        )
+
+    def item(self, kv: Any) -> KeyValue:
+        """A stored key from its message."""
+        return self._item(kv)
+
+    def forget_token(self) -> None:
+        """Authenticate again before the next call: a watch was ended for an old token."""
+        self._transport.forget_token()
+
+    # Private.
+
+    def _stream(
+        self, method: str, reply: Any, deadline: float, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> EtcdStream:
+        return EtcdStream(self._transport, method, reply, deadline, metadata)
+
+    async def _unary(self, method: str, request: Any, reply: Any, timeout_s: float, *, repeatable: bool = False) -> Any:
+        return await self._transport.unary(method, request, reply, timeout_s=timeout_s, repeatable=repeatable)
+
+    def _raw(self, key: str) -> bytes:
+        return f"{self._config.prefix}/{key}".encode()
+
+    def _bounds(self, prefix: str) -> tuple[bytes, bytes]:
+        """First key of the range, and the one just past it: the same with its last byte ("/" or a letter) raised."""
+        low = self._raw(prefix)
+        return low, low[:-1] + bytes([low[-1] + 1])
+
+    def _item(self, kv: Any) -> KeyValue:
+        key = kv.key.decode("utf-8", errors="replace").removeprefix(f"{self._config.prefix}/")
+        return KeyValue(key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+    def _compare(self, compare: Compare) -> list[Any]:
+        key, equal = self._raw(compare.key), rpc_pb2.Compare.EQUAL
+        wire = []
+        if compare.create_revision is not None:
+            target = rpc_pb2.Compare.CREATE
+            wire.append(rpc_pb2.Compare(result=equal, target=target, key=key, create_revision=compare.create_revision))
+        if compare.mod_revision is not None:
+            wire.append(
+                rpc_pb2.Compare(result=equal, target=rpc_pb2.Compare.MOD, key=key, mod_revision=compare.mod_revision)
+            )
+        if compare.exists is not None:
+            result = rpc_pb2.Compare.GREATER if compare.exists else equal
+            wire.append(rpc_pb2.Compare(result=result, target=rpc_pb2.Compare.CREATE, key=key, create_revision=0))
+        return wire
