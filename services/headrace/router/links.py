@@ -13,6 +13,7 @@ from typing import Protocol
 
 import grpc
 
+from headrace.api.inference.v1.inference_service_pb2 import FinishReason
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.api.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from headrace.rpc.channels import internal_channel
@@ -95,10 +96,10 @@ class SchedulerLink:
             self._outgoing.credits.add(attempt=attempt, limit=limit)
             self._wanted.set()
 
-    def cancel(self, attempt: int, cause: int) -> None:
+    def cancel(self, attempt: int, cause: FinishReason) -> None:
         """Ask for the end of an attempt; its `ended` still comes."""
         if attempt in self._owners:
-            self._outgoing.cancels.add(attempt=attempt, cause=cause)  # type: ignore[arg-type]
+            self._outgoing.cancels.add(attempt=attempt, cause=cause)
             self._wanted.set()
 
     async def _run(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import prometheus_client as prom
 
+from headrace.api.inference.v1.inference_service_pb2 import Usage
 from headrace.control.lifecycle import Finish, RequestRecord
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -16,7 +19,7 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = prom.CollectorRegistry()
         prom.ProcessCollector(registry=self.registry)
-        make = {"namespace": "headrace", "subsystem": "router", "registry": self.registry}
+        make: Any = {"namespace": "headrace", "subsystem": "router", "registry": self.registry}
         self._finished = prom.Counter(
             "requests_finished_total",
             "Requests that were dispatched, by their end.",
@@ -53,11 +56,11 @@ class RouterMetrics:
         """Count a refusal."""
         self._refused.labels(reason).inc()
 
-    def finished(self, model: str, record: RequestRecord, generated: int, prompt: int) -> None:
+    def finished(self, model: str, record: RequestRecord, usage: Usage) -> None:
         """Count a request that is over."""
         self._finished.labels(model, (record.finish or Finish.FAILED).value).inc()
-        self._tokens.labels(model, "prompt").inc(prompt)
-        self._tokens.labels(model, "generated").inc(generated)
+        self._tokens.labels(model, "prompt").inc(usage.prompt_tokens)
+        self._tokens.labels(model, "generated").inc(usage.generated_tokens)
         self._tokens.labels(model, "sent").inc(record.sent_tokens)
         ttft_s, tpot_s = record.time_to_first_token_s(), record.time_per_output_token_s()
         if ttft_s is not None:

@@ -6,24 +6,33 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
+from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.errors import Failure, Reason
 from headrace.control.lifecycle import Finish
 from headrace.control.placement import choose_replica, resolve_revision
-from headrace.control.resources import Revision
+from headrace.control.resources import Effort, Revision
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.validation import RequestLimits
-from headrace.router.codec import check_request, complete_request
+from headrace.router.codec import (
+    Efforts,
+    check_request,
+    complete_request,
+    output_tokens_allowed,
+    resolve_efforts,
+)
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
-from headrace.router.session import FINISH_NUMBER, Efforts, Session, finish_of, interrupted
+from headrace.router.session import FINISH_NUMBER, Session, finish_of, interrupted
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
 from headrace.rpc.server import Context
 
-RELEASE_TIMEOUT_S = 10.0
+DEADLINE_TOLERANCE_S = 0.001
 
 _FAILURE_OF: dict[Finish, tuple[Reason, str]] = {
     Finish.CANCELLED: (Reason.CLIENT_CANCELLED, "The request was cancelled."),
@@ -31,6 +40,18 @@ _FAILURE_OF: dict[Finish, tuple[Reason, str]] = {
     Finish.SLOW_CONSUMER: (Reason.SLOW_CONSUMER, "The stream was not read for too long."),
     Finish.DRAINED: (Reason.DRAINING, "The worker was drained before the answer was complete."),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is fixed for a request before its first attempt."""
+
+    snapshot: RoutingSnapshot
+    revision: Revision
+    efforts: Efforts
+    generate: pb.GenerateRequest
+    output_tokens_max: int
+    deadline: float
 
 
 class InferenceService:
@@ -53,18 +74,25 @@ class InferenceService:
         now = time.monotonic()
         deadline = now + self._remaining_s(context)
         self._admit()
+        session = Session(
+            now=now, window=self._settings.credit_window_tokens, clock=time.monotonic, on_settled=self._settled
+        )
         try:
-            session = Session(now=now, window=self._settings.credit_window_tokens, clock=time.monotonic)
-            check_request(request, self._limits)
-            snapshot = self._snapshot()
-            revision = resolve_revision(snapshot, request.model, random.random)
-            completed = complete_request(request, revision, self._limits)
-            if deadline <= now:
-                raise Failure(Reason.DEADLINE_EXCEEDED, "The deadline had passed when the request arrived.")
-            async for event in self._run(session, snapshot, revision, completed, deadline):
-                yield event
-            self._raise_for(session)
+            plan = self._plan(request, deadline)
+            self._dispatch(session, plan)
+            while session.record.finish is None:
+                await session.wait()
+                self._metrics.wakeups += 1
+                while (event := self._next_event(session, plan)) is not None:
+                    self._metrics.writes += 1
+                    yield event.SerializeToString()
+                    session.sent(len(event.delta.token_ids) if event.HasField("delta") else 0)
+            if not session.record.finish.is_ok:
+                raise _failure(session)
         finally:
+            # Without an end yet when the client cancelled, its deadline passed, or its connection was lost.
+            late = time.monotonic() >= deadline - DEADLINE_TOLERANCE_S
+            session.abandon(Finish.DEADLINE_EXCEEDED if late else Finish.CANCELLED)
             self._release()
 
     async def drain(self, grace_s: float) -> None:
@@ -76,103 +104,89 @@ class InferenceService:
         except TimeoutError:
             pass
 
-    async def _run(
-        self,
-        session: Session,
-        snapshot: RoutingSnapshot,
-        revision: Revision,
-        completed: Any,
-        deadline: float,
-    ) -> AsyncIterator[bytes]:
-        """Make attempts until one counts; yield what the client is told."""
-        record = session.record
-        metrics = self._metrics
-        try:
-            self._dispatch(session, snapshot, revision, completed.request, deadline)
-            while True:
-                await session.wait()
-                metrics.wakeups += 1
-                admitted = session.take_admitted()
-                if admitted is not None:
-                    event = session.event()
-                    if session.sequence == 1:
-                        event.accepted.CopyFrom(_accepted(session, snapshot, revision, completed.efforts, admitted))
-                    else:
-                        event.notice.CopyFrom(_retried(record.attempts))
-                    metrics.writes += 1
-                    yield event.SerializeToString()
-                output = session.take_delta()
-                if output is not None:
-                    metrics.writes += 1
-                    yield output.SerializeToString()
-                    session.sent(len(output.delta.token_ids))
-                if session.ended is None or session.has_output:
-                    continue
-                if session.is_retryable(self._settings.attempts_max):
-                    try:
-                        self._dispatch(session, self._snapshot(), revision, completed.request, deadline)
-                        continue
-                    except Failure:
-                        pass  # nobody else can take it: the first failure is the truthful one
-                record.end(finish_of(session.ended))
-                if session.sequence:
-                    event = session.event()
-                    event.terminal.CopyFrom(self._terminal(session))
-                    metrics.writes += 1
-                    yield event.SerializeToString()
-                return
-        finally:
-            # Reached by the client's cancel, its deadline, or a lost connection while the request still runs.
-            if record.finish is None:
-                cause = Finish.DEADLINE_EXCEEDED if time.monotonic() >= deadline - 0.001 else Finish.CANCELLED
-                session.cancel(cause)
-                record.end(cause)
-            usage = session.usage()
-            metrics.late_messages += session.late_messages
-            metrics.finished(revision.model, record, usage.generated_tokens, usage.prompt_tokens)
+    def _plan(self, request: pb.GenerateRequest, deadline: float) -> _Plan:
+        """Check a request and fix what stays the same for all its attempts."""
+        check_request(request, self._limits)
+        snapshot = self._snapshot()
+        revision = resolve_revision(snapshot, request.model, random.random)
+        efforts = resolve_efforts(request, revision)
+        return _Plan(
+            snapshot=snapshot,
+            revision=revision,
+            efforts=efforts,
+            generate=complete_request(request, revision, self._limits),
+            output_tokens_max=output_tokens_allowed(revision, self._limits),
+            deadline=deadline,
+        )
 
-    def _dispatch(
-        self,
-        session: Session,
-        snapshot: RoutingSnapshot,
-        revision: Revision,
-        generate: pb.GenerateRequest,
-        deadline: float,
-    ) -> None:
+    def _dispatch(self, session: Session, plan: _Plan) -> None:
+        """Start an attempt on a replica that was not tried yet."""
+        remaining_s = plan.deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise Failure(Reason.DEADLINE_EXCEEDED, "The deadline passed before the request could be started.")
+        snapshot = self._snapshot()
+        if plan.revision.name not in snapshot.replicas_of:
+            snapshot = plan.snapshot
         replica = choose_replica(
             snapshot,
-            revision,
+            plan.revision,
             in_flight=self._routes.in_flight,
             reachable=self._routes.is_reachable,
             tried=session.record.tried,
             random=random.random,
         )
-        remaining_s = deadline - time.monotonic()
         # The engine stops a little earlier, so that the caller hears of it before its own timer ends the call.
         margin_s = min(0.05, 0.1 * remaining_s)
-        session.dispatch(self._routes.link(replica.endpoint), replica, generate, remaining_s - margin_s)
+        session.dispatch(
+            self._routes.link(replica.endpoint),
+            replica,
+            plan.generate,
+            output_tokens_max=plan.output_tokens_max,
+            remaining_s=remaining_s - margin_s,
+        )
 
-    def _terminal(self, session: Session) -> pb.Terminal:
+    def _next_event(self, session: Session, plan: _Plan) -> pb.GenerateEvent | None:
+        """What the client is told next, if there is something; decides the end once the attempt has ended."""
+        admitted = session.take_admitted()
+        if admitted is not None:
+            return _begun(session, plan, admitted)
+        output = session.take_delta()
+        if output is not None:
+            return output
+        if session.ended is None or session.record.finish is not None:
+            return None
+        if session.is_retryable(self._settings.attempts_max):
+            try:
+                self._dispatch(session, plan)
+                return None
+            except Failure:
+                pass  # nobody else can take it: what the first attempt said is the truth
+        session.record.end(finish_of(session.ended))
+        session.settle()
+        return self._terminal(session) if session.sequence else None
+
+    def _terminal(self, session: Session) -> pb.GenerateEvent:
         record, ended = session.record, session.ended
         assert ended is not None
         assert record.finish is not None
-        terminal = pb.Terminal(
-            finish_reason=FINISH_NUMBER[record.finish],
-            usage=session.usage(),
-            attempts=record.attempts,
-            timing=session.timing(time.monotonic()),
-        )
+        event = session.event()
+        terminal = event.terminal
+        terminal.finish_reason = FINISH_NUMBER[record.finish]
+        terminal.usage.CopyFrom(session.usage())
+        terminal.attempts = record.attempts
+        terminal.timing.CopyFrom(session.timing(time.monotonic()))
         if ended.HasField("stop"):
             terminal.stop.CopyFrom(ended.stop)
         if not record.finish.is_ok:
             terminal.error.CopyFrom(status.to_proto(_failure(session)))
-        return terminal
+        return event
 
-    def _raise_for(self, session: Session) -> None:
-        """Make the call's status mirror the terminal event."""
-        finish = session.record.finish
-        if finish is not None and not finish.is_ok:
-            raise _failure(session)
+    def _settled(self, session: Session) -> None:
+        """Count a request whose end is decided and whose last attempt holds nothing any more."""
+        self._metrics.late_messages += session.late_messages
+        if session.record.attempts:
+            model = session.model
+            self._metrics.finished(model, session.record, session.usage())
 
     def _snapshot(self) -> RoutingSnapshot:
         snapshot = self._routes.snapshot
@@ -221,20 +235,27 @@ def _failure(session: Session) -> Failure:
     return Failure(reason, sentence, metadata={"outputTokens": str(record.output_tokens)})
 
 
-def _accepted(
-    session: Session, snapshot: RoutingSnapshot, revision: Revision, efforts: Efforts, admitted: Any
-) -> pb.Accepted:
-    return pb.Accepted(
-        revision=revision.name,
-        replica=session.record.tried[-1],
-        attempt=session.record.attempts,
-        requested_effort=efforts.requested,  # type: ignore[arg-type]
-        default_effort=efforts.default,  # type: ignore[arg-type]
-        effective_effort=efforts.effective,  # type: ignore[arg-type]
-        snapshot_version=snapshot.version,
-        prompt_tokens=admitted.prompt_tokens,
-        cached_prompt_tokens=admitted.cached_prompt_tokens,
-    )
+def _begun(session: Session, plan: _Plan, admitted: scheduler_pb2.Admitted) -> pb.GenerateEvent:
+    """Tell that the engine has begun: `accepted` the first time, a notice after a retry."""
+    event = session.event()
+    if event.sequence > 1:
+        event.notice.CopyFrom(_retried(session.record.attempts))
+        return event
+    accepted = event.accepted
+    accepted.revision = plan.revision.name
+    accepted.replica = session.record.tried[-1]
+    accepted.attempt = session.record.attempts
+    accepted.requested_effort = _effort_number(plan.efforts.requested)
+    accepted.default_effort = _effort_number(plan.efforts.default)
+    accepted.effective_effort = _effort_number(plan.efforts.effective)
+    accepted.snapshot_version = plan.snapshot.version
+    accepted.prompt_tokens = admitted.prompt_tokens
+    accepted.cached_prompt_tokens = admitted.cached_prompt_tokens
+    return event
+
+
+def _effort_number(effort: Effort | None) -> Any:
+    return EFFORTS[effort] if effort is not None else pb.REASONING_EFFORT_UNSPECIFIED
 
 
 def _retried(attempt: int) -> pb.Notice:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -29,25 +28,18 @@ Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Efforts:
-    """Reasoning effort as asked for, as the revision's default, and as in force (proto numbers)."""
-
-    requested: int
-    default: int
-    effective: int
-
-
 class Session:
     """What one Generate call is about. Owned by its handler's task; links call its `on_` methods in between."""
 
-    def __init__(self, *, now: float, window: int, clock: Clock) -> None:
+    def __init__(self, *, now: float, window: int, clock: Clock, on_settled: Callable[[Session], None]) -> None:
         self.name = f"requests/{secrets.token_hex(8)}"
         self.record = RequestRecord(received_at=now)
         self.sequence = 0
         self.ended: scheduler_pb2.Ended | None = None
         self.late_messages = 0
+        self.model = ""
         self._clock = clock
+        self._on_settled: Callable[[Session], None] | None = on_settled
         self._window = window
         self._granted = window
         self._link: SchedulerLink | None = None
@@ -64,12 +56,15 @@ class Session:
         link: SchedulerLink,
         replica: Replica,
         generate: inference_pb2.GenerateRequest,
+        *,
+        output_tokens_max: int,
         remaining_s: float,
     ) -> None:
         """Start an attempt on `replica` through `link`."""
         attempt = secrets.randbits(62) + 1
         started = self.record.dispatch(attempt, replica.name)
         assert started, "dispatched a request that has output or is over"
+        self.model = replica.revision.split("/")[1]
         self._link = link
         self._granted = self._window
         self._admitted = None
@@ -82,6 +77,7 @@ class Session:
             epoch=replica.epoch,
             generate=generate,
             credit_limit=self._granted,
+            output_tokens_max=output_tokens_max,
         )
         message.remaining.FromMicroseconds(max(0, int(remaining_s * 1e6)))
         link.dispatch(message, self)
@@ -133,10 +129,21 @@ class Session:
             self._granted = limit
             self._link.grant(record.attempt, limit)
 
-    def cancel(self, cause: Finish) -> None:
-        """Ask the engine to let go, if an attempt may still run."""
-        if self._link is not None and self.ended is None and self.record.attempt:
+    def abandon(self, cause: Finish) -> None:
+        """End the request as `cause` unless it has an end, and make the engine let go of what still runs."""
+        if self.record.end(cause) and self._link is not None and self.ended is None and self.record.attempt:
             self._link.cancel(self.record.attempt, FINISH_NUMBER[cause])
+        self.settle()
+
+    def settle(self) -> None:
+        """Report the request once: its end is decided and the engine has confirmed that nothing is held."""
+        if (
+            self._on_settled is not None
+            and self.record.finish is not None
+            and (self.ended is not None or not self.record.attempt)
+        ):
+            report, self._on_settled = self._on_settled, None
+            report(self)
 
     def is_retryable(self, attempts_max: int) -> bool:
         """Whether the attempt that has just ended may be repeated elsewhere."""
@@ -200,6 +207,7 @@ class Session:
         if message.attempt == self.record.attempt and self.ended is None:
             self.ended = message
             self._wake.set()
+            self.settle()
         else:
             self.late_messages += 1
 
