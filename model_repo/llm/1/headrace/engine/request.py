@@ -19,8 +19,9 @@ DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 ENGINE_FAILED = "ENGINE_FAILED"
 
 SEQ_MAX = 2**63 - 1
-STOP_MAX = 64
-STOP_CHARACTERS_MAX = 1024
+# Every token walks through every stop string, so both numbers bound the work per token.
+STOP_MAX = 16
+STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 MESSAGES_MAX = 4096
 TOKENS_MAX = 2**31 - 1

@@ -1,0 +1,106 @@
+"""Triton's side of the engine: tensors in, tensors out, and not one exception across the border.
+
+The engine itself is `headrace.engine`, in the directory beside this file; docs/engine-contract.md is the contract.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+_HERE = str(Path(__file__).resolve().parent)
+if _HERE not in sys.path:
+    # `headrace` is a namespace package: this directory adds the portion `headrace.engine` to whatever is installed.
+    sys.path.insert(0, _HERE)
+# ggml's OpenMP workers spin between steps otherwise, and take the cores of the server, the Scheduler and the Router.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np  # noqa: E402
+import triton_python_backend_utils as pb_utils  # noqa: E402
+
+from headrace.engine.config import ConfigError, load_config  # noqa: E402
+from headrace.engine.contract import encode_reply  # noqa: E402
+from headrace.engine.engine import Engine, make_backend  # noqa: E402
+from headrace.engine.request import ENGINE_FAILED, RefusalError  # noqa: E402
+from headrace.engine.sink import StreamSink  # noqa: E402
+
+# A loop of pure Python (the synthetic engine at full speed) must not make the sender threads wait for 5 ms.
+_SWITCH_INTERVAL_S = 0.001
+
+
+class _TritonResponder:
+    """`sink.Responder` over a Triton request."""
+
+    def __init__(self, request):
+        self._sender = request.get_response_sender()
+
+    def send(self, tensors, *, is_final):
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
+        if not tensors:
+            self._sender.send(flags=flags)
+            return
+        outputs = [pb_utils.Tensor(name, array) for name, array in tensors]
+        self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
+
+    def is_cancelled(self):
+        return self._sender.is_cancelled()
+
+
+class TritonPythonModel:
+    """Loaded once for each `tritonserver`; see config.pbtxt for why there is one instance."""
+
+    def initialize(self, args):
+        """Reads the configuration, loads and warms the model up; a failure is one sentence and fails the load."""
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        try:
+            config = load_config(os.environ)
+            self._engine = Engine(config, make_backend(config))
+            self._engine.start()
+        except ConfigError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+
+    def execute(self, requests):
+        """Answers each operation, or hands its stream over; always returns None (decoupled)."""
+        for request in requests:
+            responder = _TritonResponder(request)
+            try:
+                reply = self._handle(request, responder)
+                if reply is not None:
+                    responder.send(encode_reply(reply), is_final=True)
+            except Exception as error:
+                self._answer_failure(responder, error)
+
+    def _handle(self, request, responder):
+        op = _element(request, "op")
+        document = _element(request, "request")
+        tensor = pb_utils.get_input_tensor_by_name(request, "tokens")
+        tokens = [] if tensor is None else tensor.as_numpy().astype(np.int64).ravel().tolist()
+
+        def open_sink():
+            sink = StreamSink(responder)
+            sink.start()
+            return sink
+
+        return self._engine.handle(op, document, tokens, open_sink)
+
+    def _answer_failure(self, responder, error):
+        """Our own bug: the class goes to the log, a plain sentence to the client."""
+        sys.stderr.write(f"headrace engine: an operation failed: {type(error).__name__}\n")
+        reply = {"ok": False, "error": RefusalError(ENGINE_FAILED, "The operation failed.").document()}
+        try:
+            responder.send(encode_reply(reply), is_final=True)
+        except Exception as second:
+            sys.stderr.write(f"headrace engine: no answer could be sent: {type(second).__name__}\n")
+
+    def finalize(self):
+        """Called when the model is unloaded, after its last request has ended."""
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.stop()
+
+
+def _element(request, name):
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return b""
+    values = tensor.as_numpy().ravel()
+    return bytes(values[0]) if values.size else b""
