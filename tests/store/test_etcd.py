@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.adapters.etcd import Compare, EtcdStore, Put
+from headrace.adapters.etcd import EtcdStore
 from headrace.adapters.etcd_process import EtcdProcess
 from headrace.adapters.etcd_settings import EtcdSettings
-from headrace.adapters.etcd_transport import LeaseNotFound, StoreFull, StoreUnavailable
+from headrace.adapters.etcd_transport import StoreFull, StoreUnavailable
 from headrace.control.errors import Failure, Reason
+from headrace.runtime.ports import Compare, LeaseNotFound, Put
 from headrace.runtime.settings import SettingsError, load_settings
 from support.etcd import Etcd, etcd_process, eventually, make_store
 

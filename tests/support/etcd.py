@@ -14,6 +14,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+from aetcd.rpc import rpc_pb2
+
 from headrace.adapters.etcd import EtcdStore
 from headrace.adapters.etcd_process import EtcdProcess
 from headrace.adapters.etcd_settings import EtcdConfig
@@ -116,3 +118,10 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, hole: 
             await sink.drain()
     if not hole.is_set():
         sink.close()
+
+
+async def compact(store: EtcdStore) -> None:
+    """Compact everything up to the store's head."""
+    revision = (await store.head()).revision
+    request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
+    await store._unary("KV/Compact", request, rpc_pb2.CompactionResponse, 5)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aetcd.rpc import rpc_pb2
@@ -21,12 +20,13 @@ from headrace.adapters.etcd_settings import EtcdConfig, EtcdSettings, read_confi
 from headrace.adapters.etcd_stream import EtcdStream
 from headrace.adapters.etcd_transport import (
     AccessDenied,
-    Compacted,
     EtcdTransport,
-    LeaseNotFound,
     StoreUnavailable,
 )
+from headrace.adapters.etcd_watch import PrefixWatch
 from headrace.control.errors import Failure
+from headrace.control.watch_cursor import Change
+from headrace.runtime.ports import Compacted, Compare, Head, KeyValue, LeaseNotFound, Listing, Put, TxnResult, Watch
 from headrace.runtime.settings import SettingsError
 
 TIMEOUT_S = 5.0
@@ -43,65 +43,6 @@ LIST_TRIES = 5
 
 INCARNATION = "incarnation"
 """Key with a UUID, written once: a wiped store has another one, and nothing else to be told apart by."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyValue:
-    """One key as stored; revisions are the store's."""
-
-    key: str
-    """Without the installation's prefix."""
-    value: bytes
-    create_revision: int
-    mod_revision: int
-    version: int
-    """Counts the writes since the key was created, from 1."""
-    lease: int = 0
-    """Lease that it lives under; 0 means none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """All keys below a prefix at one revision."""
-
-    items: tuple[KeyValue, ...]
-    revision: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Which store this is and how far it has come."""
-
-    incarnation: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """A condition of a transaction: the key's revisions as given. 0 as create_revision means "does not exist"."""
-
-    key: str
-    create_revision: int | None = None
-    mod_revision: int | None = None
-    exists: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """A write of a transaction."""
-
-    key: str
-    value: bytes
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TxnResult:
-    """Whether the conditions held, and the store's revision then (of the write, when they did)."""
-
-    succeeded: bool
-    revision: int
 
 
 class EtcdStore:
@@ -305,6 +246,15 @@ class EtcdStore:
 
     # Watching: the wire only. `etcd_watch` decides.
 
+    def watch(
+        self,
+        prefix: str,
+        on_reset: Callable[[Listing], None],
+        on_changes: Callable[[tuple[Change, ...]], None],
+    ) -> Watch:
+        """Follow everything below `prefix`; see `etcd_watch.PrefixWatch`."""
+        return PrefixWatch(self, prefix, on_reset, on_changes)
+
     def watch_stream(self, deadline: float) -> EtcdStream:
         """Open the stream of watches; it fails fast on a member that has lost its leader."""
         return self._stream("Watch/Watch", rpc_pb2.WatchResponse, deadline, (("hasleader", "true"),))
@@ -315,6 +265,10 @@ class EtcdStore:
         return rpc_pb2.WatchRequest(
             create_request=rpc_pb2.WatchCreateRequest(key=low, range_end=high, start_revision=start_revision)
         )
+
+    def progress_request(self) -> rpc_pb2.WatchRequest:
+        """The request for a sign of life on a stream of watches."""
+        return rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
 
     def item(self, kv: Any) -> KeyValue:
         """A stored key from its message."""

