@@ -44,7 +44,7 @@ class _Lazy(click.Group):
 )
 @click.version_option(package_name="headrace")
 def headrace() -> None:
-    r"""Serve language models on NVIDIA Triton: the right model, one clear end to every request.
+    """Serve language models on NVIDIA Triton: the right model, one clear end to every request.
 
     \b
     headrace up                          start the whole stack on this machine
@@ -52,7 +52,7 @@ def headrace() -> None:
     headrace status                      see what runs, and how it is
 
     In a fleet each service runs on its own: headrace router, scheduler and registry, with --config.
-    """
+    """  # noqa: D301
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

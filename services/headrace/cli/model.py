@@ -23,13 +23,13 @@ _DEFAULT = Execution()
 
 @click.group(short_help="Register, list and remove models.")
 def model() -> None:
-    r"""Register model files with a running stack, list what is registered, and take models out of service.
+    """Register model files with a running stack, list what is registered, and take models out of service.
 
     \b
     headrace model add my-model.gguf
     headrace model list
     headrace model remove my-model
-    """
+    """  # noqa: D301
 
 
 @model.command(short_help="Register a GGUF file and serve it.")

@@ -50,7 +50,7 @@ def up(
     slots: int,
     restart: bool,
 ) -> None:
-    r"""Start etcd, Registry, Scheduler, Triton and Router on this machine and keep them running.
+    """Start etcd, Registry, Scheduler, Triton and Router on this machine and keep them running.
 
     Ctrl-C drains and stops them in order; a second one stops at once. What was registered stays in the state
     directory and is served again next time.
@@ -60,7 +60,7 @@ def up(
     headrace up --model my.gguf              your own model file
     headrace up --engine synthetic           no weights: made-up tokens, for trying things out
     headrace up --port-base 0 --state-dir X  beside another stack
-    """
+    """  # noqa: D301
     if model is not None:
         check_gguf(model)
         if "llamacpp" not in engines:
