@@ -8,6 +8,7 @@ import prometheus_client as prom
 
 from headrace.api.inference.v1.inference_service_pb2 import Usage
 from headrace.control.lifecycle import Finish, RequestRecord
+from headrace.router.links import SchedulerLink
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -26,9 +27,8 @@ class RouterMetrics:
             ["model", "finish_reason"],
             **make,
         )
-        self._refused = prom.Counter(
-            "requests_refused_total", "Requests refused before any event, by reason.", ["reason"], **make
-        )
+        self._calls = prom.Counter("calls_total", "Finished calls, by their outcome.", ["method", "outcome"], **make)
+        self._attempts = prom.Gauge("attempts_in_flight", "Attempts that have not ended.", **make)
         self._tokens = prom.Counter(
             "tokens_total", "Tokens of finished requests, by which count.", ["model", "count"], **make
         )
@@ -44,17 +44,27 @@ class RouterMetrics:
         self.writes = 0
         self.wakeups = 0
         self.late_messages = 0
+        self.frames_in = 0
+        self.frames_out = 0
         for name, text in (
             ("writes", "Events written to clients."),
             ("wakeups", "Wake-ups of request tasks."),
+            ("frames_in", "Frames received from Schedulers."),
+            ("frames_out", "Frames sent to Schedulers."),
             ("late_messages", "Messages dropped because their attempt no longer counts."),
         ):
             gauge = prom.Gauge(f"{name}_count", text, **make)
             gauge.set_function(lambda name=name: float(getattr(self, name)))  # type: ignore[misc]
 
-    def refused(self, reason: str) -> None:
-        """Count a refusal."""
-        self._refused.labels(reason).inc()
+    def observe(self, method: str, outcome: str) -> None:
+        """Count a finished call."""
+        self._calls.labels(method, outcome).inc()
+
+    def take_links(self, links: list[SchedulerLink]) -> None:
+        """Read the links' own counts."""
+        self.frames_in = sum(link.frames_in for link in links)
+        self.frames_out = sum(link.frames_out for link in links)
+        self._attempts.set(sum(link.attempts for link in links))
 
     def finished(self, model: str, record: RequestRecord, usage: Usage) -> None:
         """Count a request that is over."""

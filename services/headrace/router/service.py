@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from headrace.rpc import status
 from headrace.rpc.server import Context
 
 DEADLINE_TOLERANCE_S = 0.001
+DRAINED_CONFIRM_S = 2.0
 
 _FAILURE_OF: dict[Finish, tuple[Reason, str]] = {
     Finish.CANCELLED: (Reason.CLIENT_CANCELLED, "The request was cancelled."),
@@ -64,7 +66,7 @@ class InferenceService:
         self._limits = RequestLimits(
             prompt_bytes_max=settings.prompt_bytes_max, output_tokens_max=settings.output_tokens_max
         )
-        self._active = 0
+        self._sessions: set[Session] = set()
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -73,10 +75,7 @@ class InferenceService:
         """Run one request; see the proto. Yields serialized events."""
         now = time.monotonic()
         deadline = now + self._remaining_s(context)
-        self._admit()
-        session = Session(
-            now=now, window=self._settings.credit_window_tokens, clock=time.monotonic, on_settled=self._settled
-        )
+        session = self._admit(now)
         try:
             plan = self._plan(request, deadline)
             self._dispatch(session, plan)
@@ -93,16 +92,23 @@ class InferenceService:
             # Without an end yet when the client cancelled, its deadline passed, or its connection was lost.
             late = time.monotonic() >= deadline - DEADLINE_TOLERANCE_S
             session.abandon(Finish.DEADLINE_EXCEEDED if late else Finish.CANCELLED)
-            self._release()
+            self._release(session)
+
+    @property
+    def active(self) -> int:
+        """Requests that run now."""
+        return len(self._sessions)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new requests and wait for the running ones, at most `grace_s` seconds."""
+        """Refuse new requests, wait for the running ones, and end as DRAINED what still runs after `grace_s` s."""
         self.draining = True
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
-            pass
+        for limit_s in (grace_s, DRAINED_CONFIRM_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._idle.wait()
+                return
+            for session in self._sessions:
+                session.end_early(Finish.DRAINED)
 
     def _plan(self, request: pb.GenerateRequest, deadline: float) -> _Plan:
         """Check a request and fix what stays the same for all its attempts."""
@@ -161,7 +167,7 @@ class InferenceService:
                 return None
             except Failure:
                 pass  # nobody else can take it: what the first attempt said is the truth
-        session.record.end(finish_of(session.ended))
+        session.record.end(session.outcome())
         session.settle()
         return self._terminal(session) if session.sequence else None
 
@@ -203,23 +209,26 @@ class InferenceService:
             return self._settings.deadline_s_default
         return remaining_s
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> Session:
         if self.draining:
             raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.")
-        if self._active >= self._settings.requests_max:
+        if self.active >= self._settings.requests_max:
             raise Failure(
                 Reason.OVERLOADED,
-                f"This Router runs {self._active} requests, its limit; try again shortly.",
+                f"This Router runs {self.active} requests, its limit; try again shortly.",
                 metadata={"limitRequests": str(self._settings.requests_max)},
             )
-        self._active += 1
-        self._metrics.active.set(self._active)
+        window = self._settings.credit_window_tokens
+        session = Session(now=now, window=window, clock=time.monotonic, on_settled=self._settled)
+        self._sessions.add(session)
+        self._metrics.active.set(self.active)
         self._idle.clear()
+        return session
 
-    def _release(self) -> None:
-        self._active -= 1
-        self._metrics.active.set(self._active)
-        if not self._active:
+    def _release(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._metrics.active.set(self.active)
+        if not self._sessions:
             self._idle.set()
 
 
@@ -227,7 +236,7 @@ def _failure(session: Session) -> Failure:
     """Why a request did not end well."""
     record, ended = session.record, session.ended
     assert record.finish is not None
-    if ended is not None and ended.HasField("error"):
+    if ended is not None and ended.HasField("error") and finish_of(ended) is record.finish:
         return status.from_proto(ended.error)
     if record.finish is Finish.INTERRUPTED:
         return interrupted(record.output_tokens)

@@ -40,6 +40,7 @@ class Session:
         self.model = ""
         self._clock = clock
         self._on_settled: Callable[[Session], None] | None = on_settled
+        self._early: Finish | None = None
         self._window = window
         self._granted = window
         self._link: SchedulerLink | None = None
@@ -134,6 +135,18 @@ class Session:
         if self.record.end(cause) and self._link is not None and self.ended is None and self.record.attempt:
             self._link.cancel(self.record.attempt, FINISH_NUMBER[cause])
         self.settle()
+
+    def end_early(self, cause: Finish) -> None:
+        """Have the engine end the attempt; the request then ends as `cause`, with a terminal event of its own."""
+        if self.ended is None and self._link is not None:
+            self._early = cause
+            self._link.cancel(self.record.attempt, FINISH_NUMBER[Finish.CANCELLED])
+
+    def outcome(self) -> Finish:
+        """How the attempt that has ended ends the request."""
+        assert self.ended is not None
+        finish = finish_of(self.ended)
+        return self._early if self._early is not None and finish is Finish.CANCELLED else finish
 
     def settle(self) -> None:
         """Report the request once: its end is decided and the engine has confirmed that nothing is held."""

@@ -1,0 +1,92 @@
+"""The Router as a process: what it is made of, in what order it starts, and in what order it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+
+from headrace.adapters.etcd import EtcdStore
+from headrace.adapters.presence import Presence
+from headrace.adapters.route_codec import parse_snapshot
+from headrace.api.inference.v1 import inference_service_pb2
+from headrace.control import names
+from headrace.router.metrics import RouterMetrics
+from headrace.router.routes import Routes
+from headrace.router.service import InferenceService
+from headrace.router.settings import RouterSettings
+from headrace.rpc.server import Server
+from headrace.runtime.membership import Membership
+from headrace.runtime.snapshot_follower import SnapshotFollower
+from headrace.runtime.tasks import cancel_and_wait
+from headrace.runtime.telemetry import get_logger, serve_metrics
+
+TEND_S = 0.5
+STOP_GRACE_S = 1.0
+
+
+async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop`, then drain.
+
+    Raises:
+        SettingsError: something it needs cannot be had; names the setting.
+    """
+    name = f"routers/{names.id_from_text(settings.name)}"
+    metrics = RouterMetrics()
+    metrics_endpoint = serve_metrics(metrics.registry, settings.metrics_listen)
+    routes = Routes(router=name, incarnation=secrets.token_hex(8))
+    service = InferenceService(settings, routes, metrics)
+    server = Server(settings.listen, observe=metrics.observe)
+    server.add(
+        inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+        service,
+        request_bytes_max=settings.request_bytes_max,
+        serializers={"Generate": _already_bytes},
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        store = await EtcdStore.connect(settings, "router")
+        stack.push_async_callback(store.aclose)
+        follower = SnapshotFollower(store, parse_snapshot)
+        follower.subscribe(routes.apply)
+        stack.push_async_callback(routes.close)
+        membership = await stack.enter_async_context(Membership(store))
+        presence = Presence(
+            membership, name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint, follower=follower
+        )
+        get_logger().info("listening", endpoint=server.endpoint, metrics=metrics_endpoint, router=name)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(follower.run(), name="snapshot-follower"),
+                group.create_task(presence.run(), name="presence"),
+                group.create_task(_tend(server, routes, follower, metrics), name="tend"),
+            ]
+            await stop.wait()
+            get_logger().info("draining", requests=service.active, grace_s=settings.drain_grace_s)
+            await cancel_and_wait(tasks[2])
+            await server.set_serving(False)
+            await service.drain(settings.drain_grace_s)
+            await presence.withdraw()
+            await cancel_and_wait(*tasks)
+    get_logger().info("stopped")
+
+
+async def _tend(server: Server, routes: Routes, follower: SnapshotFollower, metrics: RouterMetrics) -> None:
+    """Keep health, gauges and links in line with what is known: serving means having a snapshot."""
+    serving = False
+    while True:
+        has_snapshot = follower.current is not None
+        if has_snapshot != serving:
+            serving = has_snapshot
+            await server.set_serving(serving)
+        metrics.snapshot_version.set(follower.current.version if follower.current else 0)
+        metrics.snapshot_age.set(follower.age_s(time.monotonic()) or 0.0)
+        metrics.take_links(routes.links)
+        await routes.sweep()
+        await asyncio.sleep(TEND_S)
+
+
+def _already_bytes(event: bytes) -> bytes:
+    return event
