@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 
 _LENGTH_DELIMITED = 2

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
 from headrace.control.errors import Failure
 from headrace.rpc import status
 from headrace.rpc.channels import MESSAGE_BYTES_MAX, SERVER_OPTIONS

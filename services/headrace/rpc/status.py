@@ -6,6 +6,7 @@ Every status carries google.rpc.ErrorInfo; BadRequest, RetryInfo and ResourceInf
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,8 +14,10 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
+
 from headrace.api.errors.v1 import errors_pb2
 from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Violation
 from headrace.runtime.telemetry import get_logger
@@ -120,7 +123,7 @@ def from_rpc_error(error: grpc.RpcError) -> Failure | None:
     """Read a failure out of a call's status details; None when it carries no ErrorInfo of ours."""
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # the details disagree with the status: not ours
+    except (ValueError, DecodeError):  # the details disagree with the status, or are none: not ours
         return None
     if status is None:
         return None
@@ -130,19 +133,27 @@ def from_rpc_error(error: grpc.RpcError) -> Failure | None:
     for detail in status.details:
         for message in (info, bad, retry):
             if detail.Is(message.DESCRIPTOR):
-                detail.Unpack(message)
+                with contextlib.suppress(DecodeError):
+                    detail.Unpack(message)
     if info.domain != DOMAIN:
         return None
     try:
         reason = Reason(info.reason)
     except ValueError:
         reason = Reason.INTERNAL
+    retry_after_s = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
+    violations = tuple(Violation(v.field, v.description) for v in bad.field_violations)
+    if reason is Reason.INVALID_REQUEST and violations:
+        failure: Failure = InvalidRequest(violations)
+        failure.message, failure.metadata, failure.retry_after_s = status.message, dict(info.metadata), retry_after_s
+        failure.args = (status.message,)
+        return failure
     return Failure(
         reason,
         status.message,
-        field=bad.field_violations[0].field if bad.field_violations else "",
+        field=violations[0].field if violations else "",
         metadata=dict(info.metadata),
-        retry_after_s=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
+        retry_after_s=retry_after_s,
     )
 
 

@@ -1,0 +1,105 @@
+"""When a client may send a request again: once a failure is known, wait how long, or give up.
+
+    attempt fails -> decide_retry(policy, failure, ...) -> seconds to wait, or None: the failure stands
+
+Sans-io: chance comes in as a number. A retry is never silent about output: after the first event that carries some
+there is none, and once a worker has accepted the request only the service itself can say that nothing was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.control.errors import RULES, Reason, Retry
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and how patiently.
+
+    Raises:
+        ValueError: a number makes no sense.
+    """
+
+    attempts_max: int = 3
+    """Calls in all, the first included."""
+    backoff_first_s: float = 0.05
+    """Upper end of the first wait where the service names none; it doubles for each further one."""
+    backoff_max_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if self.attempts_max < 1:
+            raise ValueError(f"attempts_max must be 1 or more, got {self.attempts_max}")
+        if not 0 <= self.backoff_first_s <= self.backoff_max_s:
+            raise ValueError("backoff_first_s must be 0 or more and at most backoff_max_s")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailure:
+    """How one call failed, and how far it had come."""
+
+    code: str
+    """Name of the gRPC status code."""
+    reason: Reason | None
+    """None where the failure is the transport's own: no service said anything."""
+    accepted: bool = False
+    """Whether a worker had the request."""
+    output: bool = False
+    """Whether any output had arrived."""
+    retry_after_s: float | None = None
+    """What the service named, seconds."""
+    pushback: str | None = None
+    """Trailer grpc-retry-pushback-ms as it came."""
+
+
+def decide_retry(
+    policy: RetryPolicy | None,
+    failure: AttemptFailure,
+    *,
+    attempts: int,
+    remaining_s: float | None,
+    jitter: float,
+) -> float | None:
+    """Decide what follows a failed call.
+
+    Args:
+        policy: None means never again.
+        failure: the latest.
+        attempts: calls made so far, 1 or more.
+        remaining_s: until the request's deadline; None for no deadline.
+        jitter: drawn evenly from 0 to 1.
+
+    Returns:
+        Seconds to wait before the next call, or None if there is to be none. The server's delay is kept exactly; a
+        wait that would reach the deadline is not begun, so the caller hears of the real failure now.
+    """
+    if policy is None or failure.output or attempts >= policy.attempts_max or not _is_retryable(failure):
+        return None
+    wait_s = _named_wait_s(failure)
+    if wait_s is None:
+        # Full jitter: the whole interval, so that clients that failed together do not return together.
+        wait_s = jitter * min(policy.backoff_max_s, policy.backoff_first_s * 2 ** (attempts - 1))
+    if wait_s < 0 or (remaining_s is not None and wait_s >= remaining_s):
+        return None
+    return wait_s
+
+
+def _is_retryable(failure: AttemptFailure) -> bool:
+    if failure.accepted:
+        return failure.reason is Reason.WORKER_LOST_BEFORE_OUTPUT
+    if failure.reason is None:
+        return failure.code == "UNAVAILABLE"
+    if failure.reason is Reason.DEADLINE_EXCEEDED:  # the application may, with a new deadline
+        return False
+    return RULES[failure.reason].retry in (Retry.CLIENT, Retry.ROUTER)
+
+
+def _named_wait_s(failure: AttemptFailure) -> float | None:
+    """The wait that the service asks for; negative for "do not", which an unreadable pushback means too (gRFC A6)."""
+    if failure.pushback is None:
+        return failure.retry_after_s
+    try:
+        return int(failure.pushback) / 1000
+    except ValueError:
+        return -1.0

@@ -1,0 +1,202 @@
+"""What can go wrong for a caller, by what the caller should do about it.
+
+    HeadraceError
+    ├── RequestError             change the request; the same one will fail again
+    │   ├── InvalidRequest       `violations` name each field that is wrong
+    │   └── NotFound             no such model
+    ├── TryLater                 nothing was lost: send it again, `retry_after_s` says when
+    │   ├── Overloaded           the service sheds load
+    │   └── Unavailable          no connection, or nothing can serve it now
+    ├── Incomplete               it began and did not finish; `answer` holds what arrived
+    │   ├── Cancelled            you asked for it
+    │   ├── DeadlineExceeded     allow more time or ask for less
+    │   ├── SlowConsumer         read the stream as it comes
+    │   └── Interrupted          output had arrived and then the worker was lost: decide what to do with it
+    └── ServiceError             report it, with `metadata`
+        └── ProtocolError        the service broke its own contract
+            └── SequenceGap      an event is missing or came twice
+
+gRPC's own exceptions never leave the client; they are the `__cause__` where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.client.events import Answer
+from headrace.control.errors import RULES, Failure, Reason, Violation
+from headrace.control.errors import InvalidRequest as InvalidRequestFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known about a failure, for a program."""
+
+    code: str = ""
+    """Name of the gRPC status code; "" where no call was made."""
+    reason: Reason | None = None
+    """The service's stable name for it; None where the transport failed, or an answer made no sense."""
+    field: str = ""
+    """Path of the request field at fault ("sampling.top_p"), or "" if none is."""
+    violations: tuple[Violation, ...] = ()
+    """Every field at fault."""
+    metadata: Mapping[str, str] | None = None
+    """Facts with their units in the keys ("limitTokens")."""
+    retry_after_s: float | None = None
+    """When trying again makes sense, seconds; None means that waiting does not help."""
+
+
+_NOTHING = Facts()
+
+
+class HeadraceError(Exception):
+    """A request did not complete.
+
+    Args:
+        message: one sentence: what happened and what to do.
+        facts: see Facts; its fields are this exception's.
+    """
+
+    def __init__(self, message: str, facts: Facts = _NOTHING) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = facts.code
+        self.reason = facts.reason
+        self.field = facts.field
+        self.violations = facts.violations
+        self.metadata: Mapping[str, str] = facts.metadata or {}
+        self.retry_after_s = facts.retry_after_s
+        self.answer: Answer | None = None
+        """What had arrived, with usage if the service still told it; None if no call was made."""
+        self.calls = 0
+        """Calls that the client made for the request."""
+
+
+class RequestError(HeadraceError):
+    """Change the request; the same one will fail again."""
+
+
+class InvalidRequest(RequestError):
+    """Fields of the request are wrong; `violations` name them."""
+
+
+class NotFound(RequestError):
+    """What the request names does not exist."""
+
+
+class TryLater(HeadraceError):
+    """Nothing was lost: send it again, after `retry_after_s` if that is set."""
+
+
+class Overloaded(TryLater):
+    """The service sheds load."""
+
+
+class Unavailable(TryLater):
+    """There is no connection, or nothing that can serve the request now."""
+
+
+class Incomplete(HeadraceError):
+    """The request began and did not finish; `answer` holds what arrived."""
+
+
+class Cancelled(Incomplete):
+    """The caller asked for it: by cancel(), by closing the client, or at the service."""
+
+
+class DeadlineExceeded(Incomplete):
+    """The request took longer than `timeout_s`."""
+
+
+class SlowConsumer(Incomplete):
+    """The stream was not read for too long."""
+
+
+class Interrupted(Incomplete):
+    """Output had arrived and then the worker or the connection was lost; nothing is replayed."""
+
+
+class ServiceError(HeadraceError):
+    """The service failed; report it, with `metadata`."""
+
+
+class ProtocolError(ServiceError):
+    """The service broke its own contract."""
+
+
+class SequenceGap(ProtocolError):
+    """An event is missing or came twice."""
+
+
+_BY_REASON: Mapping[Reason, type[HeadraceError]] = {
+    Reason.INVALID_REQUEST: InvalidRequest,
+    Reason.CONTEXT_LENGTH_EXCEEDED: InvalidRequest,
+    Reason.REQUEST_TOO_LARGE: InvalidRequest,
+    Reason.CHAT_TEMPLATE_MISSING: InvalidRequest,
+    Reason.EFFORT_UNSUPPORTED: InvalidRequest,
+    Reason.MODEL_NOT_FOUND: NotFound,
+    Reason.NOT_FOUND: NotFound,
+    Reason.ALREADY_EXISTS: RequestError,
+    Reason.ETAG_MISMATCH: RequestError,
+    Reason.MODEL_LOADING: Unavailable,
+    Reason.NO_HEALTHY_WORKER: Unavailable,
+    Reason.OVERLOADED: Overloaded,
+    Reason.DRAINING: Unavailable,
+    Reason.NO_SNAPSHOT: Unavailable,
+    Reason.STALE_EPOCH: Unavailable,
+    Reason.WORKER_LOST_BEFORE_OUTPUT: Unavailable,
+    Reason.STREAM_INTERRUPTED: Interrupted,
+    Reason.CLIENT_CANCELLED: Cancelled,
+    Reason.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Reason.SLOW_CONSUMER: SlowConsumer,
+    Reason.ENGINE_FAILED: ServiceError,
+    Reason.SEQUENCE_GAP: SequenceGap,
+    Reason.STORE_UNAVAILABLE: Unavailable,
+    Reason.INTERNAL: ServiceError,
+}
+
+_BY_CODE: Mapping[str, type[HeadraceError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "OUT_OF_RANGE": InvalidRequest,
+    "NOT_FOUND": NotFound,
+    "UNAUTHENTICATED": RequestError,
+    "PERMISSION_DENIED": RequestError,
+    "UNAVAILABLE": Unavailable,
+    "CANCELLED": Cancelled,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "ABORTED": Interrupted,
+}
+"""For statuses that carry no reason: from the transport, a proxy, or a server that is not Headrace."""
+
+
+def from_failure(failure: Failure, *, output: bool) -> HeadraceError:
+    """Build the exception for what the service said.
+
+    Args:
+        failure: what it said.
+        output: whether output had arrived; then to try again is no longer free, and only the caller can decide it.
+    """
+    if isinstance(failure, InvalidRequestFailure):
+        violations = failure.violations
+    else:
+        violations = (Violation(failure.field, failure.message),) if failure.field else ()
+    facts = Facts(
+        code=RULES[failure.reason].code,
+        reason=failure.reason,
+        field=failure.field,
+        violations=violations,
+        metadata=failure.metadata,
+        retry_after_s=failure.retry_after_s,
+    )
+    return _after_output(_BY_REASON[failure.reason], output)(failure.message, facts)
+
+
+def from_code(code: str, details: str, *, output: bool) -> HeadraceError:
+    """Build the exception for a status that carries no reason of ours."""
+    kind = _after_output(_BY_CODE.get(code, ServiceError), output)
+    return kind(f"{code}: {details or 'no details'}", Facts(code=code))
+
+
+def _after_output(kind: type[HeadraceError], output: bool) -> type[HeadraceError]:
+    return Interrupted if output and issubclass(kind, TryLater) else kind

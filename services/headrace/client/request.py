@@ -1,0 +1,142 @@
+"""What a caller asks for, as a message. A value of the wrong type or sign is refused here, by the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from headrace.adapters.route_codec import EFFORTS
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.client.errors import Facts, InvalidRequest
+from headrace.control.errors import Violation
+from headrace.control.resources import Effort, Sampling
+
+RoleName = Literal["system", "user", "assistant"]
+EffortName = Literal["none", "low", "medium", "high"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; {"role": ..., "content": ...} does as well."""
+
+    role: RoleName
+    content: str
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of generate(). Meanings and ranges are those of headrace.api.inference.v1; unset or None: the default."""
+
+    messages: Sequence[Message | Mapping[str, str]] | None
+    """A conversation, instead of a prompt."""
+    token_ids: Sequence[int] | None
+    """A tokenized prompt, instead of a text."""
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool
+    top_logprobs: int | None
+    reasoning_effort: Effort | EffortName | None
+    timeout_s: float | None
+    """Seconds from the first read to the end; default: the client's."""
+
+
+_PLAIN = frozenset({"max_tokens", "top_logprobs"})
+_SAMPLING = frozenset(Sampling.__slots__)
+_ROLES: Mapping[str, Any] = {name.removeprefix("ROLE_").lower(): number for name, number in pb.Role.items() if number}
+_OPTIONS = frozenset(GenerateOptions.__annotations__)
+
+
+def build_request(model: str, prompt: str | None, options: GenerateOptions) -> pb.GenerateRequest:
+    """Build the message.
+
+    Raises:
+        InvalidRequest: a value cannot be sent; names the field. Ranges are the service's to judge.
+        TypeError: not exactly one of prompt, messages and token_ids, or an option that does not exist.
+    """
+    if unknown := options.keys() - _OPTIONS:
+        raise TypeError(f"generate() has no option {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if (prompt is not None) + ("messages" in given) + ("token_ids" in given) != 1:
+        raise TypeError("generate() takes exactly one of prompt, messages and token_ids")
+    request = pb.GenerateRequest()
+    _set(request, "model", model)
+    if prompt is not None:
+        _set(request, "prompt", prompt)
+    elif "messages" in given:
+        request.conversation.SetInParent()
+        for index, message in enumerate(given["messages"]):
+            _add_message(request.conversation, index, message)
+    else:
+        request.tokens.SetInParent()
+        _extend(request.tokens.ids, given["token_ids"], "tokens.ids")
+    for name in given.keys() & _PLAIN:
+        _set(request, name, given[name])
+    for name in given.keys() & _SAMPLING:
+        _set(request.sampling, name, given[name], prefix="sampling.")
+    if "stop" in given:
+        stop = given["stop"]
+        _extend(request.stop.strings, [stop] if isinstance(stop, str) else stop, "stop.strings")
+    if "stop_token_ids" in given:
+        _extend(request.stop.token_ids, given["stop_token_ids"], "stop.token_ids")
+    if given.get("ignore_eos"):
+        request.stop.ignore_eos = True
+    if "reasoning_effort" in given:
+        request.reasoning_effort = _effort(given["reasoning_effort"])
+    return request
+
+
+def _set(message: Any, name: str, value: object, *, prefix: str = "") -> None:
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        raise _unsendable(prefix + name, error) from None
+
+
+def _extend(target: Any, values: Iterable[object], field: str) -> None:
+    try:
+        target.extend(values)
+    except (TypeError, ValueError) as error:
+        raise _unsendable(field, error) from None
+
+
+def _add_message(conversation: pb.Conversation, index: int, message: Message | Mapping[str, str]) -> None:
+    field = f"conversation.messages[{index}]"
+    try:
+        if isinstance(message, Mapping):
+            role, content = message["role"], message["content"]
+        else:
+            role, content = message.role, message.content
+    except (KeyError, AttributeError):
+        raise _wrong(field, "needs a role and a content") from None
+    number = _ROLES.get(role) if isinstance(role, str) else None
+    if number is None:
+        raise _wrong(f"{field}.role", "must be system, user or assistant")
+    _set(conversation.messages.add(role=number), "content", content, prefix=f"{field}.")
+
+
+def _effort(effort: Effort | str) -> Any:
+    try:
+        return EFFORTS[Effort(effort)]
+    except ValueError:
+        raise _wrong("reasoning_effort", "must be none, low, medium or high") from None
+
+
+def _unsendable(field: str, error: Exception) -> InvalidRequest:
+    """Say what protobuf refused to hold, without the value: its own message repeats it."""
+    if isinstance(error, UnicodeError):
+        return _wrong(field, "must be valid UTF-8")
+    return _wrong(field, "has the wrong type" if isinstance(error, TypeError) else "is out of range")
+
+
+def _wrong(field: str, description: str) -> InvalidRequest:
+    violation = Violation(field, description)
+    return InvalidRequest(f"{field}: {description}.", Facts(field=field, violations=(violation,)))
