@@ -1,0 +1,1 @@
+"""The Scheduler: owns Triton workers and runs attempts on them."""

@@ -1,0 +1,229 @@
+"""Between the two contracts: a Router's frames and the engine's documents.
+
+Pure functions. Numbers and reasons that one side has and the other does not know become INTERNAL or FAILED,
+never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.control.attempts import Attempt, Cause, Dispatched, Load
+from headrace.control.errors import Failure, Reason
+from headrace.rpc import status
+
+SEQ_MAX = 2**63 - 1
+CREDIT_MAX = 2**31 - 1
+
+_F: Any = inference_pb2.FinishReason
+_FINISH: Mapping[str, int] = {
+    "stop": _F.FINISH_REASON_STOP,
+    "length": _F.FINISH_REASON_LENGTH,
+    "cancelled": _F.FINISH_REASON_CANCELLED,
+    "deadline": _F.FINISH_REASON_DEADLINE_EXCEEDED,
+    "error": _F.FINISH_REASON_FAILED,
+}
+_CAUSE_FINISH: Mapping[Cause, int] = {
+    Cause.CANCELLED: _F.FINISH_REASON_CANCELLED,
+    Cause.DEADLINE_EXCEEDED: _F.FINISH_REASON_DEADLINE_EXCEEDED,
+    Cause.SLOW_CONSUMER: _F.FINISH_REASON_SLOW_CONSUMER,
+    Cause.DRAINED: _F.FINISH_REASON_DRAINED,
+}
+_CAUSE_FAILURE: Mapping[Cause, tuple[Reason, str]] = {
+    Cause.CANCELLED: (Reason.CLIENT_CANCELLED, "The attempt was cancelled."),
+    Cause.DEADLINE_EXCEEDED: (Reason.DEADLINE_EXCEEDED, "The deadline passed before the answer was complete."),
+    Cause.SLOW_CONSUMER: (Reason.SLOW_CONSUMER, "The stream was not read for too long."),
+    Cause.DRAINED: (Reason.DRAINING, "The worker was drained before the answer was complete."),
+}
+_ROLES: Mapping[int, str] = {
+    inference_pb2.ROLE_SYSTEM: "system",
+    inference_pb2.ROLE_USER: "user",
+    inference_pb2.ROLE_ASSISTANT: "assistant",
+}
+
+
+def dispatched(message: pb.Dispatch, *, session: int, context_tokens: int) -> Dispatched:
+    """What the ledger has to know of a Dispatch."""
+    generate = message.generate
+    return Dispatched(
+        token=message.attempt,
+        session=session,
+        replica=message.replica,
+        revision=message.revision,
+        epoch=message.epoch,
+        input_bytes=generate.ByteSize(),
+        max_tokens=generate.max_tokens if generate.HasField("max_tokens") else context_tokens,
+        remaining_s=message.remaining.ToTimedelta().total_seconds() if message.HasField("remaining") else None,
+    )
+
+
+def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]:
+    """Write a Dispatch as REQUEST of the engine contract, with its prompt's token ids beside it.
+
+    Raises:
+        Failure: INVALID_REQUEST, when it holds no input.
+    """
+    generate = message.generate
+    request: dict[str, Any] = {
+        "seq": message.attempt,
+        "max_tokens": generate.max_tokens if generate.HasField("max_tokens") else None,
+        "sampling": _sampling(generate.sampling),
+        "stop": list(generate.stop.strings),
+        "stop_token_ids": list(generate.stop.token_ids),
+        "ignore_eos": generate.stop.ignore_eos,
+        "top_logprobs": generate.top_logprobs if generate.HasField("top_logprobs") else None,
+        "credit": min(message.credit_limit, CREDIT_MAX),
+        "deadline_ms": None,
+    }
+    if message.HasField("remaining"):
+        request["deadline_ms"] = max(1, math.ceil(message.remaining.ToTimedelta().total_seconds() * 1000))
+    tokens: Sequence[int] = ()
+    kind = generate.WhichOneof("input")
+    if kind == "prompt":
+        request["prompt"] = generate.prompt
+    elif kind == "conversation":
+        request["messages"] = [
+            {"role": _ROLES.get(m.role, ""), "content": m.content} for m in generate.conversation.messages
+        ]
+    elif kind == "tokens":
+        tokens = generate.tokens.ids
+        request["prompt_tokens"] = len(tokens)
+    else:
+        raise Failure(Reason.INVALID_REQUEST, "The dispatch has no input.", field="input")
+    return request, tokens
+
+
+def finish_name(reason: int) -> str:
+    """Short name of a finish reason, for labels: "STOP"."""
+    name: str = inference_pb2.FinishReason.Name(reason)
+    return name.removeprefix("FINISH_REASON_")
+
+
+def cause_of(cause: int) -> Cause:
+    """Why a Router cancels; anything but the three causes of the contract is a plain cancel."""
+    for known, number in _CAUSE_FINISH.items():
+        if number == cause and known is not Cause.DRAINED:
+            return known
+    return Cause.CANCELLED
+
+
+def admitted_message(event: Mapping[str, Any]) -> pb.Admitted:
+    """Encode an `admitted` event."""
+    return pb.Admitted(
+        attempt=event["seq"],
+        prompt_tokens=event.get("prompt_tokens", 0),
+        cached_prompt_tokens=event.get("cached_tokens", 0),
+    )
+
+
+def ended_by_engine(event: Mapping[str, Any], attempt: Attempt) -> pb.Ended:
+    """Encode a `finished` event. A cancel ends for its cause, whatever the engine calls it."""
+    reason = event.get("reason", "error")
+    ended = pb.Ended(attempt=attempt.token, reason=_FINISH.get(reason, _F.FINISH_REASON_FAILED))
+    if reason == "cancelled":
+        _set_cause(ended, attempt.cause or Cause.CANCELLED)
+    elif reason == "deadline":
+        _set_cause(ended, Cause.DEADLINE_EXCEEDED)
+    elif reason not in ("stop", "length"):
+        ended.error.CopyFrom(status.to_proto(engine_failure(event.get("error"))))
+    stop = event.get("stop")
+    if reason == "stop" and stop:
+        _set_stop(ended.stop, stop)
+    usage = event.get("usage") or {}
+    ended.usage.CopyFrom(
+        inference_pb2.Usage(
+            prompt_tokens=usage.get("prompt", 0),
+            cached_prompt_tokens=usage.get("cached", 0),
+            proposed_tokens=usage.get("proposed", 0),
+            generated_tokens=usage.get("generated", 0),
+            reasoning_tokens=usage.get("reasoning", 0),
+        )
+    )
+    if attempt.admitted_at is not None:
+        ended.queue.CopyFrom(_duration(attempt.admitted_at - attempt.received_at))
+    return ended
+
+
+def ended_by_refusal(token: int, failure: Failure) -> pb.Ended:
+    """Encode the end of an attempt that was never begun."""
+    late = failure.reason is Reason.DEADLINE_EXCEEDED
+    reason = _F.FINISH_REASON_DEADLINE_EXCEEDED if late else _F.FINISH_REASON_REJECTED
+    return pb.Ended(attempt=token, reason=reason, error=status.to_proto(failure))
+
+
+def ended_by_loss(attempt: Attempt, *, had_output: bool, drained: bool) -> pb.Ended:
+    """Encode the end of an attempt whose worker is gone.
+
+    One that was being cancelled ends for that cause: it is over, as asked.
+    """
+    cause = attempt.cause or (Cause.DRAINED if drained else None)
+    ended = pb.Ended(attempt=attempt.token)
+    if cause is not None:
+        ended.reason = _CAUSE_FINISH[cause]  # type: ignore[assignment]
+        _set_cause(ended, cause)
+    elif had_output:
+        ended.reason = _F.FINISH_REASON_INTERRUPTED
+        failure = Failure(Reason.STREAM_INTERRUPTED, "The worker was lost after output had been sent.")
+        ended.error.CopyFrom(status.to_proto(failure))
+    else:
+        ended.reason = _F.FINISH_REASON_FAILED
+        failure = Failure(Reason.WORKER_LOST_BEFORE_OUTPUT, "The worker was lost before any output.")
+        ended.error.CopyFrom(status.to_proto(failure))
+    return ended
+
+
+def engine_failure(error: Mapping[str, Any] | None) -> Failure:
+    """Decode ERROR of the engine contract."""
+    error = error or {}
+    try:
+        reason = Reason(error.get("reason", ""))
+    except ValueError:
+        reason = Reason.ENGINE_FAILED
+    metadata = {str(key): str(value) for key, value in (error.get("metadata") or {}).items()}
+    message = str(error.get("message") or "The engine failed on this request.")
+    return Failure(reason, message, field=str(error.get("field") or ""), metadata=metadata)
+
+
+def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
+    """Encode how busy a worker is."""
+    return pb.ReplicaLoad(
+        replica=replica,
+        active=load.active,
+        waiting=load.waiting,
+        slots=load.slots,
+        kv_cells_reserved=load.kv_cells_reserved,
+        kv_cells=load.kv_cells,
+    )
+
+
+def _set_cause(ended: pb.Ended, cause: Cause) -> None:
+    ended.reason = _CAUSE_FINISH[cause]  # type: ignore[assignment]
+    reason, sentence = _CAUSE_FAILURE[cause]
+    ended.error.CopyFrom(status.to_proto(Failure(reason, sentence)))
+
+
+def _set_stop(match: inference_pb2.StopMatch, stop: Mapping[str, Any]) -> None:
+    kind, value = stop.get("kind"), stop.get("value")
+    if kind == "eos":
+        match.eos_token_id = int(value or 0)
+    elif kind == "token":
+        match.token_id = int(value or 0)
+    elif kind == "string":
+        match.string = str(value)
+
+
+def _sampling(sampling: inference_pb2.SamplingParameters) -> dict[str, Any]:
+    """The fields that are set. A Router has completed them; what it left open is the engine contract's default."""
+    return {descriptor.name: value for descriptor, value in sampling.ListFields()}
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromMicroseconds(max(0, round(seconds * 1_000_000)))
+    return duration

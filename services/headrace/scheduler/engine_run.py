@@ -1,0 +1,236 @@
+"""One run of one engine, from its files to its end: launched here, or attached to where it runs already.
+
+load()   artifact verified, Triton started, model loaded, hello heard
+probe()  the engine's loop answers
+lost()   resolves when the engine is gone, with the reason
+stop()   nothing of it is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.control.attempts import waiting_max
+from headrace.control.resources import Artifact, Engine, FileKind, Revision
+from headrace.engine.contract import StepBatch
+from headrace.runtime.settings import SettingsError
+from headrace.runtime.tasks import cancel_and_wait
+from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier, file_path
+from headrace.triton.engine_client import EngineClient, EngineLost
+from headrace.triton.process import TritonPlan, TritonProcess, start_triton
+from headrace.triton.workspace import find_model_repository, prepare_triton
+
+HELLO_S = 10.0
+STOP_GRACE_S = 10.0
+_EXIT_REASON_S = 0.5
+_ENGINE_WAITING_SLACK = 16
+"""The Scheduler refuses first, so that one place bounds the queue."""
+
+
+class Carrier(Protocol):
+    """Where an engine's output goes: the relay."""
+
+    def on_batch(self, replica: str, batch: StepBatch) -> None:
+        """One response of the event stream."""
+
+    def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
+        """A whole `generate` was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Ties a client to the replica that it serves."""
+
+    replica: str
+    carrier: Carrier
+
+    def on_batch(self, batch: StepBatch) -> None:
+        self.carrier.on_batch(self.replica, batch)
+
+    def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
+        self.carrier.on_refused(seqs, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What runs on this machine share."""
+
+    scheduler: str
+    cache_dir: Path
+    state_dir: Path
+    model_repository: Path | None
+    threads: int
+    verifier: ArtifactVerifier
+
+
+class EngineRun:
+    """One engine of one worker. Used once."""
+
+    def __init__(self, machine: Machine, replica: str, carrier: Carrier) -> None:
+        self.client: EngineClient | None = None
+        self.hello: Mapping[str, Any] = {}
+        self._machine = machine
+        self._replica = replica
+        self._sink = _Sink(replica, carrier)
+        self._process: TritonProcess | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of its tritonserver; 0 when there is none of ours."""
+        return self._process.pid if self._process is not None and not self._process.has_exited else 0
+
+    async def launch(self, revision: Revision, artifact: Artifact | None) -> None:
+        """Verify the artifact, start Triton, and wait until the engine says hello.
+
+        Raises:
+            EngineLost: why it did not come up, one sentence.
+        """
+        try:
+            if artifact is not None:
+                await self._machine.verifier.verify(artifact)
+            plan = await asyncio.to_thread(self._plan, revision, artifact)
+            self._process = start_triton(plan)
+        except (ArtifactFault, SettingsError) as error:
+            raise EngineLost(str(error)) from None
+        except OSError as error:
+            raise EngineLost(f"Triton could not be started: {error.strerror}") from None
+        await self._connect(self._process.target)
+        said = self.hello.get("revision")
+        if said != revision.name:
+            raise EngineLost(f"the engine says that it serves {said}, not {revision.name}")
+
+    async def attach(self, target: str) -> None:
+        """Take over the engine of a Triton that runs already.
+
+        Raises:
+            EngineLost: why it cannot be used.
+        """
+        await self._connect(target)
+
+    async def probe(self) -> None:
+        """Ask the engine's own loop for an answer; its load has run its shapes once.
+
+        Raises:
+            EngineLost: it did not answer.
+        """
+        assert self.client is not None
+        self._reading = asyncio.create_task(self.client.run(), name=f"engine {self._replica}")
+        pinging = asyncio.create_task(self.client.ping(), name=f"ping {self._replica}")
+        try:
+            await asyncio.wait({self._reading, pinging}, return_when=asyncio.FIRST_COMPLETED)
+            if self._reading.done():
+                await self._reading
+            await pinging
+        finally:
+            await cancel_and_wait(pinging)
+
+    async def lost(self) -> str:
+        """Wait until the engine is gone; returns why, one sentence."""
+        assert self._reading is not None
+        exit_code = asyncio.create_task(self._exited(), name=f"exit {self._replica}")
+        try:
+            await asyncio.wait({self._reading, exit_code}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._reading.done():
+                return await exit_code
+            try:
+                await self._reading
+            except EngineLost as lost:
+                return str(lost)
+            raise AssertionError("an engine's reader returned")
+        finally:
+            await cancel_and_wait(exit_code)
+
+    async def reason(self, said: str) -> str:
+        """The better reason, if the process itself has ended within a moment."""
+        if self._process is None:
+            return said
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_REASON_S):
+                return await self._exited()
+        return said
+
+    async def stop(self, *, graceful: bool) -> None:
+        """End everything of this run: streams, process, shared memory. Safe to call again."""
+        if self._reading is not None:
+            await cancel_and_wait(self._reading)
+        if self.client is not None:
+            await self.client.close()
+        if self._process is not None:
+            if not graceful:
+                self._process.kill()
+            await self._process.stop(STOP_GRACE_S)
+
+    async def _exited(self) -> str:
+        if self._process is None:
+            await asyncio.Event().wait()
+        assert self._process is not None
+        await self._process.wait_exit()
+        return self._process.failure()
+
+    async def _connect(self, target: str) -> None:
+        self.client = EngineClient(target, owner=self._machine.scheduler, sink=self._sink)
+        loading = asyncio.create_task(self.client.wait_loaded(), name=f"load {self._replica}")
+        exited = asyncio.create_task(self._exited(), name=f"exit {self._replica}")
+        try:
+            await asyncio.wait({loading, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                raise EngineLost(await exited)
+            await loading
+        finally:
+            await cancel_and_wait(loading, exited)
+        self.hello = await self.client.open(HELLO_S)
+
+    def _plan(self, revision: Revision, artifact: Artifact | None) -> TritonPlan:
+        run = revision.execution
+        threads = run.threads or self._machine.threads or max(1, (os.cpu_count() or 2) - 1)
+        return TritonPlan(
+            files=prepare_triton(self._machine.cache_dir),
+            model_repository=find_model_repository(self._machine.model_repository),
+            engine_config=engine_config(revision, artifact, threads=threads, incarnation=secrets.token_hex(8)),
+            directory=self._machine.state_dir / "workers" / self._replica.rpartition("/")[2],
+            threads=threads,
+        )
+
+
+def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int, incarnation: str) -> dict[str, Any]:
+    """Write the engine's configuration document for a revision.
+
+    Raises:
+        ArtifactFault: the artifact has no weights, or its chat template cannot be read.
+    """
+    run = revision.execution
+    config: dict[str, Any] = {
+        "engine": run.engine.value,
+        "revision": revision.name,
+        "incarnation": incarnation,
+        "context_tokens": run.context_tokens,
+        "slots": run.slots,
+        "kv_cells": run.kv_cells,
+        "max_waiting": waiting_max(run.slots) + _ENGINE_WAITING_SLACK,
+        "threads": threads,
+        "prefill_chunk": run.prefill_chunk,
+    }
+    if run.engine is Engine.SYNTHETIC:
+        config["prefill_tokens_per_s"] = run.synthetic_prefill_tokens_per_s
+        config["decode_tokens_per_s"] = run.synthetic_decode_tokens_per_s
+    if artifact is not None:
+        weights = artifact.file_of(FileKind.WEIGHTS)
+        if weights is None:
+            raise ArtifactFault(f"{artifact.name} has no weights")
+        config["model_path"] = str(file_path(artifact, weights))
+        config["model_digest"] = weights.sha256
+        template = artifact.file_of(FileKind.CHAT_TEMPLATE)
+        if template is not None:
+            try:
+                config["chat_template"] = file_path(artifact, template).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                raise ArtifactFault(f"the chat template {template.path} of {artifact.name} cannot be read") from None
+    return config

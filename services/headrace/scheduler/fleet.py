@@ -1,0 +1,151 @@
+"""Which workers there are: one for each wanted revision, as the routing snapshot and the settings say.
+
+A revision is wanted while some alias names it and its engine is allowed here. One that is no longer wanted is
+drained and stopped; its place is free for another once it is over. Attached Tritons are workers from the start
+to the end, whatever they serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from headrace.control import names
+from headrace.control.errors import Reason
+from headrace.control.resources import Engine, Revision
+from headrace.control.snapshot import RoutingSnapshot
+from headrace.rpc import status
+from headrace.runtime.telemetry import get_logger
+from headrace.scheduler.engine_run import Machine
+from headrace.scheduler.publisher import Records
+from headrace.scheduler.relay import Relay
+from headrace.scheduler.settings import SchedulerSettings
+from headrace.scheduler.worker import Identity, Worker
+
+REMAKE_S = 5.0
+"""Pause before a worker whose task failed by a bug is made anew."""
+
+
+def wanted_revisions(snapshot: RoutingSnapshot, engines: Iterable[Engine]) -> tuple[Revision, ...]:
+    """Revisions that this Scheduler ought to serve, by name."""
+    allowed = frozenset(engines)
+    return tuple(r for r in snapshot.named_revisions() if r.execution.engine in allowed)
+
+
+def choose_workers(wanted: Iterable[str], running: Iterable[str], places: int) -> tuple[str, ...]:
+    """Which of the wanted revisions get a worker when there are fewer places: those that have one, then by name."""
+    have = frozenset(running)
+    return tuple(sorted(wanted, key=lambda name: (name not in have, name))[:places])
+
+
+class Fleet:
+    """All workers of one Scheduler. Enter it as a context manager: it owns their tasks."""
+
+    def __init__(
+        self, settings: SchedulerSettings, *, identity: Identity, machine: Machine, relay: Relay, records: Records
+    ) -> None:
+        self.workers: dict[str, Worker] = {}
+        """By replica name; those that are over are gone."""
+        self.restarts: dict[str, int] = {}
+        """Restarts of workers that are over, by revision."""
+        self._settings = settings
+        self._identity = identity
+        self._machine = machine
+        self._relay = relay
+        self._records = records
+        self._snapshot: RoutingSnapshot | None = None
+        self._stopping = False
+        self._tasks = asyncio.TaskGroup()
+        self._unserved: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Fleet:
+        """Start the attached workers."""
+        await self._tasks.__aenter__()
+        for number, target in enumerate(self._settings.attach[: self._settings.workers_max], start=1):
+            self._start(f"replicas/{self._settings.name[:40]}-attached-{number}", target=target)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Wait for every worker's task; `drain` makes them end."""
+        await self._tasks.__aexit__(*error)  # type: ignore[arg-type]
+
+    def apply(self, snapshot: RoutingSnapshot) -> None:
+        """Start what a snapshot wants and drain what it does not."""
+        self._snapshot = snapshot
+        self._decide()
+
+    def on_epoch(self, key: str, epoch: int) -> None:
+        """The lease was lost and a replica registered again: the engine is the same, its epoch is not."""
+        worker = self.workers.get(key)
+        if worker is not None:
+            worker.on_epoch(epoch)
+
+    def drain(self, grace_s: float) -> None:
+        """Drain every worker for good and start no other."""
+        self._stopping = True
+        for worker in self.workers.values():
+            worker.drain(grace_s)
+
+    def _decide(self) -> None:
+        if self._stopping or self._snapshot is None:
+            return
+        snapshot = self._snapshot
+        wanted = {r.name: r for r in wanted_revisions(snapshot, map(Engine, self._settings.engines))}
+        managed = {w.revision: w for name, w in self.workers.items() if not _is_attached(name)}
+        for revision, worker in managed.items():
+            if revision not in wanted:
+                worker.drain(self._settings.drain_grace_s)
+        places = self._settings.workers_max - len(self.workers) + sum(1 for r in managed if r in wanted)
+        chosen = choose_workers(wanted, managed, max(0, places))
+        for name in chosen:
+            if name not in managed:
+                self._start(self._replica_name(wanted[name]), revision=wanted[name])
+        unserved = tuple(sorted(set(wanted) - set(chosen)))
+        if unserved != self._unserved:
+            self._unserved = unserved
+            if unserved:
+                get_logger().warning(
+                    "revisions_without_a_place", revisions=unserved, workers_max=self._settings.workers_max
+                )
+
+    def _start(self, name: str, *, revision: Revision | None = None, target: str = "") -> None:
+        artifact = None
+        if revision is not None and revision.artifact and self._snapshot is not None:
+            artifact = self._snapshot.artifact_by_name[revision.artifact]
+        worker = Worker(
+            name,
+            revision=revision,
+            artifact=artifact,
+            target=target,
+            identity=self._identity,
+            machine=self._machine,
+            relay=self._relay,
+            records=self._records,
+            start_deadline_s=self._settings.start_deadline_s,
+        )
+        self.workers[name] = worker
+        self._tasks.create_task(self._own(worker, revision, target), name=f"worker {name}")
+
+    async def _own(self, worker: Worker, revision: Revision | None, target: str) -> None:
+        """Run a worker to its end. A bug in one worker's task must not take the others with it."""
+        try:
+            await worker.run()
+        except Exception as error:
+            failure = status.unmapped(error, where=f"worker {worker.name}")
+            assert failure.reason is Reason.INTERNAL
+            if not self._stopping:
+                await asyncio.sleep(REMAKE_S)
+        finally:
+            self.workers.pop(worker.name, None)
+            self.restarts[worker.revision] = self.restarts.get(worker.revision, 0) + worker.life.restarts
+        if target and not self._stopping:
+            self._start(worker.name, target=target)
+        self._decide()
+
+    def _replica_name(self, revision: Revision) -> str:
+        model = names.id_from_text(revision.model)
+        return f"replicas/{self._settings.name[:28]}-{model[:24].rstrip('.-')}-{revision.digest[:8]}"
+
+
+def _is_attached(replica: str) -> bool:
+    return "-attached-" in replica

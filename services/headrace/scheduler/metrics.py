@@ -1,0 +1,92 @@
+"""What the Scheduler counts, read when it is scraped: the hot path only adds to plain integers.
+
+Labels are bounded: revisions that run here, states of a worker, finish reasons. No request, attempt or replica id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headrace.control.worker_lifecycle import WorkerState
+from headrace.scheduler.fleet import Fleet
+from headrace.scheduler.relay import Relay
+
+_PREFIX = "headrace_scheduler_"
+
+
+class SchedulerCollector(Collector):
+    """Collects from the live objects of one Scheduler."""
+
+    def __init__(self, relay: Relay, fleet: Fleet) -> None:
+        self._relay = relay
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Any]:
+        """All metrics, as of now. Runs in the metrics server's thread: it reads copies, and locks nothing."""
+        yield from self._attempts()
+        yield from self._traffic()
+        yield from self._workers()
+
+    def _attempts(self) -> Iterable[Any]:
+        ledger, counts = self._relay.ledger, self._relay.counts
+        ended = CounterMetricFamily(
+            f"{_PREFIX}attempts_ended", "Attempts that ended, by finish reason.", labels=["finish_reason"]
+        )
+        for name, value in tuple(counts.outcomes.items()):
+            ended.add_metric([name], value)
+        yield ended
+        books = tuple(ledger.workers.values())
+        for name, text in (("active", "Attempts that hold a slot."), ("waiting", "Attempts that wait for a slot.")):
+            gauge = GaugeMetricFamily(f"{_PREFIX}attempts_{name}", text, labels=["revision"])
+            totals: Counter[str] = Counter()
+            for book in books:
+                totals[book.revision] += getattr(book, name)
+            for revision, value in totals.items():
+                gauge.add_metric([revision], value)
+            yield gauge
+        yield _counter("attempts_repeated", "Dispatches dropped as repetitions.", ledger.counts.duplicates)
+        yield _counter("late_messages", "Messages about attempts that were over, dropped.", ledger.counts.late)
+
+    def _traffic(self) -> Iterable[Any]:
+        counts = self._relay.counts
+        frames_out, wakeups = self._relay.totals()
+        yield _counter("engine_messages", "Responses read from engines' event streams.", counts.messages)
+        yield _counter("engine_steps", "Engine steps in them.", counts.steps)
+        yield _counter("tokens", "Tokens in them.", counts.tokens)
+        yield _counter("tokens_dropped", "Tokens whose attempt had no owner any more.", counts.dropped_tokens)
+        yield _counter("frames_received", "Frames from Routers.", counts.frames_in)
+        yield _counter("frames_written", "Frames to Routers.", frames_out)
+        yield _counter("writer_wakeups", "Wake-ups of the sessions' writers.", wakeups)
+        yield GaugeMetricFamily(f"{_PREFIX}sessions", "Router sessions.", value=len(self._relay.sessions))
+
+    def _workers(self) -> Iterable[Any]:
+        workers = tuple(self._fleet.workers.values())
+        states = GaugeMetricFamily(f"{_PREFIX}workers", "Workers, by state.", labels=["revision", "state"])
+        restarts = CounterMetricFamily(f"{_PREFIX}worker_restarts", "Restarts of workers.", labels=["revision"])
+        totals = Counter(self._fleet.restarts)
+        for worker in workers:
+            totals[worker.revision] += worker.life.restarts
+            for state in WorkerState:
+                states.add_metric([worker.revision, state.value], float(worker.life.state is state))
+        for revision, value in totals.items():
+            restarts.add_metric([revision], value)
+        yield states
+        yield restarts
+
+
+def make_registry(relay: Relay, fleet: Fleet) -> prometheus_client.CollectorRegistry:
+    """A registry with everything that a Scheduler exports."""
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
+    registry.register(SchedulerCollector(relay, fleet))
+    return registry
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{_PREFIX}{name}", text, value=value)

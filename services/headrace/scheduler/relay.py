@@ -1,0 +1,261 @@
+"""The hot path: frames from Routers to engines, steps from engines to Routers.
+
+    Router --Dispatch, Credit, Cancel--> Relay --> engine of the replica
+    Router <--one frame a step--------- Session <-- Relay <--one response a step-- engine
+
+Decisions are the ledger's (headrace.control.attempts); this file only carries. Once a step: a look-up for each
+sequence that has output, one append for each session, one wake-up for each session. Nothing is done for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.control.attempts import Attempt, AttemptLedger, Cause, DuplicateAttempt, WorkerBook
+from headrace.control.errors import Failure, InvalidRequest, Violation
+from headrace.engine.contract import StepBatch
+from headrace.scheduler import codec
+from headrace.scheduler.columns import split_by_owner
+from headrace.scheduler.session import Session
+from headrace.triton.engine_client import EngineClient
+
+OVERDUE_S = 2.0
+"""The engine enforces deadlines; one that is this much past is cancelled from here."""
+
+
+@dataclass(slots=True)
+class RelayCounts:
+    """Cheap integers, read when metrics are scraped."""
+
+    messages: int = 0
+    steps: int = 0
+    tokens: int = 0
+    frames_in: int = 0
+    frames_out: int = 0
+    wakeups: int = 0
+    dropped_tokens: int = 0
+    """Output that had no owner any more."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Ended attempts by finish reason."""
+
+    def ended(self, message: pb.Ended) -> None:
+        """Count an end."""
+        name = codec.finish_name(message.reason)
+        self.outcomes[name] = self.outcomes.get(name, 0) + 1
+
+
+class Relay:
+    """All sessions and all engines of one Scheduler."""
+
+    def __init__(self, ledger: AttemptLedger) -> None:
+        self.ledger = ledger
+        self.counts = RelayCounts()
+        self.sessions: dict[int, Session] = {}
+        self._engines: dict[str, EngineClient] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+        """Set at each end, by replica, where someone waits for a worker to be idle."""
+        self._numbers = itertools.count(1)
+
+    # Sessions
+
+    def open_session(self, router: str) -> Session:
+        """A Router attached."""
+        session = Session(next(self._numbers), router, self)
+        self.sessions[session.number] = session
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """A Router is gone: what it started is ended in the engines."""
+        if self.sessions.pop(session.number, None) is None:
+            return
+        self.counts.frames_out += session.writes
+        self.counts.wakeups += session.wakeups
+        for replica, tokens in self.ledger.close_session(session.number).items():
+            self._engines[replica].cancel(tokens)
+
+    def take(self, session: Session, frame: pb.AttachRequest) -> None:
+        """Act on one frame of a Router. Dispatches first: a credit or cancel may follow its own dispatch."""
+        self.counts.frames_in += 1
+        for dispatch in frame.dispatches:
+            self._dispatch(session, dispatch)
+        for credit in frame.credits:
+            attempt = self.ledger.owns(credit.attempt, session.number)
+            if attempt is not None:
+                self._engines[attempt.replica].credit(credit.attempt, min(credit.limit, codec.CREDIT_MAX))
+        for cancel in frame.cancels:
+            cause = codec.cause_of(cancel.cause)
+            attempt = self.ledger.cancel(cancel.attempt, session.number, cause)
+            if attempt is not None:
+                self._cancel(attempt.replica, [attempt.token], cause)
+
+    def _dispatch(self, session: Session, message: pb.Dispatch) -> None:
+        book = self.ledger.workers.get(message.replica)
+        try:
+            if not 0 < message.attempt <= codec.SEQ_MAX:
+                raise InvalidRequest((Violation("attempt", "must be a positive 63-bit number"),))
+            request, tokens = codec.engine_request(message)
+            wanted = codec.dispatched(
+                message, session=session.number, context_tokens=book.context_tokens if book else 0
+            )
+            self.ledger.dispatch(wanted, time.monotonic())
+        except DuplicateAttempt:
+            return
+        except Failure as failure:
+            self._put_ended(session, codec.ended_by_refusal(message.attempt, failure))
+            return
+        self._engines[message.replica].generate(request, tokens, input_bytes=wanted.input_bytes)
+
+    # Engines
+
+    def open_engine(self, book: WorkerBook, engine: EngineClient) -> None:
+        """A worker is READY; from now on attempts may be sent to it."""
+        self.ledger.open_worker(book)
+        self._engines[book.replica] = engine
+        self.ask_loads()
+
+    def close_engine(self, replica: str, *, drained: bool) -> None:
+        """A worker is gone, or at the end of its drain: each of its attempts ends, now and truthfully."""
+        for attempt, had_output in self.ledger.close_worker(replica):
+            self._tell_end(attempt, codec.ended_by_loss(attempt, had_output=had_output, drained=drained))
+        self._engines.pop(replica, None)
+        self._ends.pop(replica, None)
+        self.ask_loads()
+
+    async def wait_idle(self, replica: str) -> None:
+        """Return once no attempt of this worker is left. Waits for ever: the caller holds the deadline."""
+        while not self.ledger.is_idle((replica,)):
+            ended = self._ends.setdefault(replica, asyncio.Event())
+            ended.clear()
+            await ended.wait()
+
+    def cut_engine(self, replica: str) -> None:
+        """The grace of a drain is over: ask the engine to end what still runs there."""
+        self._cancel(replica, self.ledger.cancel_worker(replica, Cause.DRAINED), Cause.DRAINED)
+
+    def on_batch(self, replica: str, batch: StepBatch) -> None:
+        """Carry one response of an engine to the sessions that own what is in it."""
+        counts = self.counts
+        counts.messages += 1
+        counts.steps += batch.steps
+        closing: list[Mapping[str, Any]] | None = None
+        if batch.events:
+            closing = self._take_events(batch.events)
+        if batch.seqs:
+            counts.tokens += len(batch.token_ids)
+            self._forward(replica, batch)
+        if closing:
+            for event in closing:
+                self._finish(event)
+
+    def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
+        """An engine refused sequences before it began with them."""
+        failure = codec.engine_failure(error)
+        for seq in seqs:
+            attempt = self.ledger.finish(seq)
+            if attempt is not None:
+                self._tell_end(attempt, codec.ended_by_refusal(seq, failure))
+
+    def _forward(self, replica: str, batch: StepBatch) -> None:
+        ledger = self.ledger
+        book = ledger.workers.get(replica)
+        if book is None:
+            self.counts.dropped_tokens += len(batch.token_ids)
+            return
+        if len(book.sessions) == 1 and book.attempts.keys() >= set(batch.seqs):
+            # The usual case: one Router, nothing foreign. The columns pass through untouched.
+            (number,) = book.sessions
+            session = self.sessions.get(number)
+            if session is None:
+                self.counts.dropped_tokens += len(batch.token_ids)
+                return
+            ledger.outputs.update(batch.seqs)
+            session.put_output(batch)
+            return
+        for number, part in split_by_owner(batch, ledger.session_of).items():
+            session = self.sessions.get(number)
+            if session is None:
+                self.counts.dropped_tokens += len(part.token_ids)
+            else:
+                ledger.outputs.update(part.seqs)
+                session.put_output(part)
+
+    def _take_events(self, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Tell of admissions now; return what is to be told after the columns."""
+        closing = []
+        now = time.monotonic()
+        for event in events:
+            kind = event.get("type")
+            if kind == "admitted":
+                attempt = self.ledger.admit(event["seq"], event.get("prompt_tokens", 0), now)
+                session = self.sessions.get(attempt.session) if attempt is not None else None
+                if session is not None:
+                    session.put_admitted(codec.admitted_message(event))
+            elif kind in ("finished", "refused"):
+                closing.append(event)
+        return closing
+
+    def _finish(self, event: Mapping[str, Any]) -> None:
+        seq = event["seq"]
+        if event["type"] == "refused":
+            self.on_refused((seq,), event.get("error") or {})
+            return
+        attempt = self.ledger.finish(seq)
+        if attempt is not None:
+            self._tell_end(attempt, codec.ended_by_engine(event, attempt))
+
+    def _tell_end(self, attempt: Attempt, message: pb.Ended) -> None:
+        if self._ends and attempt.replica in self._ends:
+            self._ends[attempt.replica].set()
+        session = self.sessions.get(attempt.session)
+        if session is not None:
+            self._put_ended(session, message)
+        else:
+            self.counts.ended(message)
+
+    def _put_ended(self, session: Session, message: pb.Ended) -> None:
+        self.counts.ended(message)
+        session.put_ended(message)
+
+    def _cancel(self, replica: str, tokens: Sequence[int], cause: Cause) -> None:
+        engine = self._engines.get(replica)
+        if engine is not None and tokens:
+            engine.cancel(tokens, "deadline" if cause is Cause.DEADLINE_EXCEEDED else "cancelled")
+
+    # Load and time
+
+    @property
+    def load_version(self) -> int:
+        """Rises whenever a load may have changed."""
+        return self.ledger.version
+
+    def load_report(self) -> pb.LoadReport:
+        """How busy the workers are."""
+        report = pb.LoadReport()
+        for replica in self.ledger.workers:
+            load = self.ledger.load(replica)
+            if load is not None:
+                report.replicas.append(codec.replica_load(replica, load))
+        return report
+
+    def ask_loads(self) -> None:
+        """Send the load to every session now."""
+        for session in self.sessions.values():
+            session.ask_load()
+
+    def tick(self, now: float) -> None:
+        """Once a second: loads, so that their age is known, and attempts that outlived their deadline."""
+        self.ask_loads()
+        for attempt in self.ledger.overdue(now - OVERDUE_S):
+            self._cancel(attempt.replica, [attempt.token], Cause.DEADLINE_EXCEEDED)
+
+    def totals(self) -> tuple[int, int]:
+        """Frames written and wake-ups of all sessions, those that are over included."""
+        frames = self.counts.frames_out + sum(s.writes for s in self.sessions.values())
+        wakeups = self.counts.wakeups + sum(s.wakeups for s in self.sessions.values())
+        return frames, wakeups

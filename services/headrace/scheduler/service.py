@@ -1,0 +1,101 @@
+"""SchedulerService: Attach, one long-lived stream a Router, and GetState."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.rpc.requests import Refused
+from headrace.rpc.server import Context
+from headrace.runtime.tasks import cancel_and_wait
+from headrace.runtime.telemetry import get_logger
+from headrace.scheduler.fleet import Fleet
+from headrace.scheduler.relay import Relay
+from headrace.scheduler.session import Session
+
+HELLO_S = 10.0
+ROUTER_NAME_MAX = 128
+
+
+class SchedulerService:
+    """Serves headrace.api.scheduler.v1.SchedulerService."""
+
+    def __init__(self, scheduler: str, incarnation: str, relay: Relay, fleet: Fleet) -> None:
+        self._scheduler = scheduler
+        self._incarnation = incarnation
+        self._relay = relay
+        self._fleet = fleet
+
+    def close(self) -> None:
+        """End every session, once what waits for it has been sent."""
+        for session in self._relay.sessions.values():
+            session.close()
+
+    async def Attach(self, requests: AsyncIterator[pb.AttachRequest | Refused], context: Context) -> None:  # noqa: N802
+        """Run a Router's session until either side ends it; see the proto."""
+        hello = await self._hello(requests)
+        await context.write(
+            pb.AttachResponse(welcome=pb.Welcome(scheduler=self._scheduler, incarnation=self._incarnation))
+        )
+        session = self._relay.open_session(hello.router)
+        log = get_logger().bind(router=hello.router, session=session.number)
+        log.info("router_attached")
+        reading = asyncio.create_task(self._read(session, requests), name=f"session {session.number} reader")
+        writing = asyncio.create_task(session.write(context), name=f"session {session.number} writer")
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, writing):
+                # A Failure is for the Router to see. Everything else here is the end of the stream: a write that was
+                # under way when the peer left raises an error of gRPC's own, and so may the read.
+                if task.done() and not task.cancelled() and isinstance(task.exception(), Failure):
+                    task.result()
+            if session.is_closing:
+                raise Failure(Reason.DRAINING, "This Scheduler has stopped; choose another one.")
+        finally:
+            self._relay.close_session(session)
+            await cancel_and_wait(reading, writing)
+            log.info("router_detached")
+
+    async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:  # noqa: N802
+        """What this Scheduler owns; see the proto."""
+        response = pb.GetStateResponse(
+            scheduler=self._scheduler,
+            attempts=len(self._relay.ledger.attempts),
+            sessions=len(self._relay.sessions),
+        )
+        for worker in self._fleet.workers.values():
+            state: Any = pb.Worker.State.Value(f"STATE_{worker.life.state.name}")
+            response.workers.add(
+                replica=worker.name,
+                revision=worker.revision,
+                state=state,
+                detail=worker.life.detail,
+                restarts=worker.life.restarts,
+                engine_json=json.dumps(worker.hello, sort_keys=True) if worker.hello else "",
+                pid=worker.pid,
+            )
+        return response
+
+    async def _hello(self, requests: AsyncIterator[pb.AttachRequest | Refused]) -> pb.Hello:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise Failure(Reason.INVALID_REQUEST, "No hello came.", field="hello") from None
+        if isinstance(first, Refused):
+            raise first.failure
+        if first is None or not first.HasField("hello"):
+            raise InvalidRequest((Violation("hello", "must be in the first frame"),))
+        if not 0 < len(first.hello.router) <= ROUTER_NAME_MAX:
+            raise InvalidRequest((Violation("hello.router", f"must have 1 to {ROUTER_NAME_MAX} characters"),))
+        return first.hello
+
+    async def _read(self, session: Session, requests: AsyncIterator[pb.AttachRequest | Refused]) -> None:
+        async for frame in requests:
+            if isinstance(frame, Refused):
+                raise frame.failure
+            self._relay.take(session, frame)

@@ -1,0 +1,65 @@
+"""Settings of the Scheduler."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from headrace.adapters.etcd_settings import Endpoint, EtcdSettings
+from headrace.control import names
+from headrace.triton.workspace import DEFAULT_CACHE_DIR
+
+
+def _split(value: Any) -> Any:
+    """Accept "a,b" beside ["a", "b"], for the environment and the command line."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _check_name(value: str) -> str:
+    if not names.is_id(value):
+        raise ValueError(f"must be {names.ID_RULE}")
+    return value
+
+
+def host_id() -> str:
+    """This machine's name as an id."""
+    return re.sub(r"^[^a-z]+", "", names.id_from_text(socket.gethostname().split(".")[0])) or "host"
+
+
+class SchedulerSettings(EtcdSettings):
+    """The [scheduler] table of a config file."""
+
+    listen: str = Field("127.0.0.1:50053", description="host:port for Routers; port 0 takes any.")
+    advertise: str = Field("", description="host:port that Routers use; empty: the address that 'listen' bound.")
+    name: Annotated[str, pydantic.AfterValidator(_check_name)] = Field(
+        default_factory=host_id, description="Id of this Scheduler, unique in the fleet; it names its replicas."
+    )
+    metrics_listen: str = Field("127.0.0.1:0", description="host:port for Prometheus metrics; port 0 takes any.")
+    log_level: str = Field("info", description="debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
+    engines: Annotated[tuple[Literal["llamacpp", "synthetic"], ...], pydantic.BeforeValidator(_split)] = Field(
+        ("llamacpp", "synthetic"), description="Engines that this Scheduler starts workers for."
+    )
+    workers_max: int = Field(4, description="Most workers here, attached ones included.", ge=0, le=64)
+    attach: Annotated[tuple[Endpoint, ...], pydantic.BeforeValidator(_split)] = Field(
+        (), description="host:port of Tritons that run already with our model; each becomes a worker."
+    )
+    model_repository: Path | None = Field(None, description="Triton model repository; empty: the one that ships.")
+    cache_dir: Path = Field(DEFAULT_CACHE_DIR, description="Where Triton is copied to once.")
+    state_dir: Path = Field(
+        Path("~/.local/state/headrace"), description="Workers' logs and configs, and which artifacts were verified."
+    )
+    threads: int = Field(
+        0, description="Compute threads of an engine whose revision leaves it open; 0: all cores but one.", ge=0
+    )
+    host: str = Field(default_factory=host_id, description="Failure domain: machine.")
+    rack: str = Field("", description="Failure domain: rack.")
+    zone: str = Field("", description="Failure domain: zone.")
+    start_deadline_s: float = Field(600.0, description="Time that a worker gets to verify, start and load.", gt=0)
+    drain_grace_s: float = Field(
+        30.0, description="Time that running attempts get when a worker or this service stops.", ge=0
+    )

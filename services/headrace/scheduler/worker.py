@@ -1,0 +1,274 @@
+"""One worker: the task that owns its lifecycle, feeds it events and carries out the effects that come back.
+
+The decisions are in headrace.control.worker_lifecycle; each state here has one method that waits for what can
+happen in it and returns the event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.adapters.route_codec import replica_to_proto
+from headrace.control.attempts import WorkerBook
+from headrace.control.resources import Artifact, FailureDomain, Replica, Revision
+from headrace.control.worker_lifecycle import WorkerEffect, WorkerEvent, WorkerLifecycle, WorkerState
+from headrace.runtime.tasks import cancel_and_wait
+from headrace.runtime.telemetry import get_logger
+from headrace.scheduler.engine_run import EngineRun, Machine
+from headrace.scheduler.publisher import Records, ReplicaPublisher
+from headrace.scheduler.relay import Relay
+from headrace.triton.engine_client import EngineLost
+
+CUT_S = 5.0
+"""Time that the engine gets to confirm the end of attempts that a drain cuts off."""
+
+
+@dataclass(slots=True)
+class Identity:
+    """What every replica of this Scheduler says of itself."""
+
+    scheduler: str
+    failure_domain: FailureDomain
+    endpoint: str = ""
+    """host:port; known once the server listens, before any worker starts."""
+
+
+class Worker:
+    """One engine, started again for as long as it is wanted.
+
+    Args:
+        name: the replica, "replicas/{r}".
+        revision: what it serves; None for an attached Triton, whose hello tells.
+        artifact: the revision's artifact; None for the synthetic engine.
+        target: host:port of a Triton that runs already; "" to start one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        revision: Revision | None,
+        artifact: Artifact | None,
+        target: str,
+        identity: Identity,
+        machine: Machine,
+        relay: Relay,
+        records: Records,
+        start_deadline_s: float,
+    ) -> None:
+        self.name = name
+        self.life = WorkerLifecycle()
+        self.hello: Any = {}
+        self.revision = revision.name if revision is not None else ""
+        self._revision = revision
+        self._artifact = artifact
+        self._target = target
+        self._identity = identity
+        self._machine = machine
+        self._relay = relay
+        self._start_deadline_s = start_deadline_s
+        self._run: EngineRun | None = None
+        self._epoch = 0
+        self._drain_grace_s: float | None = None
+        self._drain_asked = asyncio.Event()
+        self._fenced = asyncio.Event()
+        self._publisher = ReplicaPublisher(records, name, on_epoch=self.on_epoch, on_fenced=self._fenced.set)
+        self._log = get_logger().bind(replica=name, revision=self.revision)
+
+    @property
+    def pid(self) -> int:
+        """Process id of its tritonserver; 0 when it has none of its own."""
+        return self._run.pid if self._run is not None else 0
+
+    def drain(self, grace_s: float) -> None:
+        """Take nothing new, finish what runs within `grace_s` seconds, and stop for good."""
+        self._drain_grace_s = grace_s
+        self._drain_asked.set()
+
+    def on_epoch(self, epoch: int) -> None:
+        """The replica was registered under this epoch."""
+        self._epoch = epoch
+        self._relay.ledger.add_epoch(self.name, epoch)
+
+    async def run(self) -> None:
+        """Live until it is over."""
+        waits: dict[WorkerState, Callable[[], Awaitable[tuple[WorkerEvent, str]]]] = {
+            WorkerState.CREATED: self._wait_start,
+            WorkerState.FAILED: self._wait_start,
+            WorkerState.LOADING: self._load,
+            WorkerState.WARMING: self._warm,
+            WorkerState.READY: self._serve,
+            WorkerState.DRAINING: self._finish,
+        }
+        try:
+            while not self.life.is_over:
+                event, detail = await waits[self.life.state]()
+                effects = self.life.handle(event, time.monotonic(), detail)
+                self._log.info("worker_state", state=self.life.state.value, detail=self.life.detail)
+                for effect in effects:
+                    await self._act(effect)
+        finally:
+            # Reached early only when the whole service is cut short: leave no process and no promise behind.
+            if not self.life.is_over:
+                self._relay.close_engine(self.name, drained=True)
+                await self._stop_engine(graceful=False)
+
+    # One method for each state: what can happen in it.
+
+    async def _wait_start(self) -> tuple[WorkerEvent, str]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, (self.life.start_at or 0.0) - time.monotonic())):
+                await self._drain_asked.wait()
+        if self._drain_asked.is_set():
+            return WorkerEvent.DRAIN_ASKED, "asked to stop"
+        return WorkerEvent.STARTED, ""
+
+    async def _load(self) -> tuple[WorkerEvent, str]:
+        assert self._run is not None
+        if self._target:
+            return await self._or_drain(self._run.attach(self._target), WorkerEvent.LOADED)
+        assert self._revision is not None
+        return await self._or_drain(self._run.launch(self._revision, self._artifact), WorkerEvent.LOADED)
+
+    async def _warm(self) -> tuple[WorkerEvent, str]:
+        assert self._run is not None
+        self.hello = self._run.hello
+        said = str(self.hello.get("revision") or "")
+        if not said:
+            return WorkerEvent.LOST, "the engine does not say which revision it serves"
+        self.revision = said
+        event = await self._or_drain(self._run.probe(), WorkerEvent.WARMED)
+        if event[0] is WorkerEvent.WARMED:
+            self._open()
+        return event
+
+    async def _serve(self) -> tuple[WorkerEvent, str]:
+        assert self._run is not None
+        watched = {
+            asyncio.create_task(self._run.lost(), name=f"lost {self.name}"): "lost",
+            asyncio.create_task(self._wait_event(self._drain_asked), name=f"drain {self.name}"): "drain",
+            asyncio.create_task(self._wait_event(self._fenced), name=f"fence {self.name}"): "fenced",
+        }
+        try:
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            ends = {watched[task]: task.result() for task in done}
+        finally:
+            await cancel_and_wait(*watched)
+        if "lost" in ends:
+            return WorkerEvent.LOST, ends["lost"]
+        if "fenced" in ends:
+            self._fenced.clear()
+            return WorkerEvent.LOST, "another process has taken over this replica's name; names must be unique"
+        return WorkerEvent.DRAIN_ASKED, "asked to stop"
+
+    async def _finish(self) -> tuple[WorkerEvent, str]:
+        """The drain: let attempts finish, then end the rest, and wait for the engine to confirm."""
+        assert self._run is not None
+        lost = asyncio.create_task(self._run.lost(), name=f"lost {self.name}")
+        try:
+            for limit_s in (self._drain_grace_s or 0.0, CUT_S):
+                idle = asyncio.create_task(self._relay.wait_idle(self.name), name=f"idle {self.name}")
+                try:
+                    await asyncio.wait({lost, idle}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await cancel_and_wait(idle)
+                if lost.done():
+                    return WorkerEvent.LOST, lost.result()
+                if not idle.cancelled():
+                    break
+                self._relay.cut_engine(self.name)
+        finally:
+            await cancel_and_wait(lost)
+        return WorkerEvent.DRAINED, "stopped as asked"
+
+    async def _or_drain(self, step: Any, event: WorkerEvent) -> tuple[WorkerEvent, str]:
+        """Run one step of coming up, within the start deadline, unless a drain is asked for first."""
+        stepping: asyncio.Task[None] = asyncio.create_task(step, name=f"start {self.name}")
+        asked = asyncio.create_task(self._wait_event(self._drain_asked), name=f"drain {self.name}")
+        try:
+            await asyncio.wait({stepping, asked}, timeout=self._start_deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if stepping.done():
+                stepping.result()
+                return event, ""
+            if asked.done():
+                return WorkerEvent.DRAIN_ASKED, "asked to stop"
+            return WorkerEvent.LOST, f"it was not ready within {self._start_deadline_s:g} s"
+        except EngineLost as lost:
+            return WorkerEvent.LOST, str(lost)
+        finally:
+            await cancel_and_wait(stepping, asked)
+
+    @staticmethod
+    async def _wait_event(event: asyncio.Event) -> str:
+        await event.wait()
+        return ""
+
+    # Effects.
+
+    async def _act(self, effect: WorkerEffect) -> None:
+        if effect is WorkerEffect.LAUNCH:
+            self._run = EngineRun(self._machine, self.name, self._relay)
+        elif effect is WorkerEffect.PUBLISH:
+            self._publish()
+        elif effect is WorkerEffect.END_ATTEMPTS:
+            self._relay.close_engine(self.name, drained=self.life.is_over)
+        elif effect is WorkerEffect.REFUSE_NEW:
+            self._relay.ledger.drain_worker(self.name)
+        elif effect is WorkerEffect.STOP_ENGINE:
+            await self._explain()
+            await self._stop_engine(graceful=self.life.is_over)
+        elif effect is WorkerEffect.WITHDRAW:
+            await self._publisher.end()
+
+    async def _explain(self) -> None:
+        """Once the attempts have ended there is time to ask the process itself why it is gone."""
+        if self._run is not None and self.life.state is WorkerState.FAILED:
+            better = await self._run.reason(self.life.detail)
+            self.life.detail = better if not self.life.is_crash_loop else self.life.detail
+
+    async def _stop_engine(self, *, graceful: bool) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            await run.stop(graceful=graceful)
+
+    def _open(self) -> None:
+        assert self._run is not None
+        assert self._run.client is not None
+        book = WorkerBook(
+            replica=self.name,
+            revision=self.revision,
+            epochs=(self._epoch,) if self._epoch else (),
+            slots=int(self.hello.get("slots") or 1),
+            kv_cells=int(self.hello.get("kv_cells") or 0),
+            context_tokens=int(self.hello.get("context_tokens") or 0),
+        )
+        self._relay.open_engine(book, self._run.client)
+
+    def _publish(self) -> None:
+        state = self.life.replica_state
+        if state is None or not self.revision:
+            return  # an attached engine that has not said hello yet serves nothing that could be named
+        execution = self._revision.execution if self._revision is not None else None
+        record = Replica(
+            name=self.name,
+            revision=self.revision,
+            scheduler=self._identity.scheduler,
+            endpoint=self._identity.endpoint,
+            state=state,
+            epoch=0,  # readers take the store's create revision
+            slots=int(self.hello.get("slots") or (execution.slots if execution else 0)),
+            kv_cells=int(self.hello.get("kv_cells") or (execution.kv_cells if execution else 0)),
+            failure_domain=self._identity.failure_domain,
+            detail=self.life.detail,
+        )
+        value = replica_to_proto(record).SerializeToString()
+        if self.life.state is WorkerState.LOADING:
+            self._epoch = 0
+            self._publisher.begin(value)
+        else:
+            self._publisher.put(value)
