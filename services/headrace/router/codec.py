@@ -65,8 +65,8 @@ def complete_request(request: pb.GenerateRequest, revision: Revision, limits: Re
     """Return a copy of a checked request in which nothing is left to the reader's defaults.
 
     Unset sampling fields take the revision's; `reasoning_effort` is the effective one; `model` is cleared, since the
-    revision travels beside the request. An unset `max_tokens` becomes the most that is allowed if that certainly fits
-    beside the prompt; else it stays unset, which the engine reads as what the context leaves.
+    revision travels beside the request. An unset `max_tokens` stays unset: what the context leaves is known to the
+    engine alone, and `output_tokens_allowed` travels beside it as the bound.
 
     Raises:
         InvalidRequest: max_tokens is more than the revision's policy allows.
@@ -81,8 +81,6 @@ def complete_request(request: pb.GenerateRequest, revision: Revision, limits: Re
     completed.CopyFrom(request)
     completed.ClearField("model")
     completed.reasoning_effort = EFFORTS[efforts.effective] if efforts.effective else pb.REASONING_EFFORT_UNSPECIFIED
-    if not completed.HasField("max_tokens") and _surely_fits(request, revision.execution.context_tokens - allowed):
-        completed.max_tokens = allowed
     defaults, sampling = revision.policy.default_sampling, completed.sampling
     for field in type(defaults).__slots__:
         value = getattr(defaults, field)
@@ -133,14 +131,6 @@ def _check_size(request: pb.GenerateRequest, kind: str | None, limits: RequestLi
         if size > limit:
             raise validation.size_refusal("conversation.messages", size, limit, unit="Bytes")
 
-
-def _surely_fits(request: pb.GenerateRequest, room_tokens: int) -> bool:
-    """Whether the prompt cannot have more than `room_tokens` tokens: a token covers a byte at least, BOS apart."""
-    kind = request.WhichOneof("input")
-    if kind == "tokens":
-        return len(request.tokens.ids) <= room_tokens
-    # A conversation's template adds what only the engine can count.
-    return kind == "prompt" and room_tokens > 0 and validation.utf8_size_above(request.prompt, room_tokens - 1) == 0
 
 
 def _check_context(request: pb.GenerateRequest, revision: Revision) -> None:

@@ -58,7 +58,9 @@ def dispatched(message: pb.Dispatch, *, session: int, context_tokens: int) -> Di
         revision=message.revision,
         epoch=message.epoch,
         input_bytes=generate.ByteSize(),
-        max_tokens=generate.max_tokens if generate.HasField("max_tokens") else context_tokens,
+        max_tokens=generate.max_tokens
+        if generate.HasField("max_tokens")
+        else min(message.output_tokens_max or context_tokens, context_tokens),
         remaining_s=message.remaining.ToTimedelta().total_seconds() if message.HasField("remaining") else None,
     )
 
@@ -73,6 +75,7 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
     request: dict[str, Any] = {
         "seq": message.attempt,
         "max_tokens": generate.max_tokens if generate.HasField("max_tokens") else None,
+        "max_tokens_cap": message.output_tokens_max or None,
         "sampling": _sampling(generate.sampling),
         "stop": list(generate.stop.strings),
         "stop_token_ids": list(generate.stop.token_ids),

@@ -146,7 +146,7 @@ class Intake:
         limit = self._context_tokens
         if len(prompt) >= limit:
             raise _too_long("prompt", f"The prompt has {len(prompt)} tokens", limit, len(prompt) + 1)
-        max_tokens = request.max_tokens or limit - len(prompt)
+        max_tokens = request.max_tokens or min(limit - len(prompt), request.max_tokens_cap or limit)
         if len(prompt) + max_tokens > limit:
             sentence = f"The prompt's {len(prompt)} tokens and max_tokens {max_tokens} do not fit"
             raise _too_long("max_tokens", sentence, limit, len(prompt) + max_tokens)

@@ -93,6 +93,7 @@ class Request:
     messages: tuple[Message, ...] | None = None
     prompt_tokens: tuple[int, ...] | None = None
     max_tokens: int | None = None
+    max_tokens_cap: int | None = None
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -150,13 +151,14 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         raise invalid("prompt", "or messages or prompt_tokens must be given, exactly one of them")
     top = item.get("top_logprobs")
     deadline = item.get("deadline_ms")
-    limit = item.get("max_tokens")
+    limit, cap = item.get("max_tokens"), item.get("max_tokens_cap")
     return Request(
         seq=_integer(item.get("seq"), "seq", 0, SEQ_MAX),
         prompt=_text(item["prompt"], "prompt") if "prompt" in given else None,
         messages=_messages(item["messages"]) if "messages" in given else None,
         prompt_tokens=tuple(tokens) if "prompt_tokens" in given else None,
         max_tokens=None if limit is None else _integer(limit, "max_tokens", 1, TOKENS_MAX),
+        max_tokens_cap=None if cap is None else _integer(cap, "max_tokens_cap", 1, TOKENS_MAX),
         sampling=_sampling(item.get("sampling")),
         stop=_stop(item.get("stop")),
         stop_token_ids=_stop_token_ids(item.get("stop_token_ids")),

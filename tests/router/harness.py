@@ -1,0 +1,165 @@
+"""A Router over real gRPC with a Scheduler whose every frame the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
+from headrace.control.resources import (
+    Alias,
+    AliasTarget,
+    Engine,
+    Execution,
+    Replica,
+    ReplicaState,
+    RequestPolicy,
+    Revision,
+    Sampling,
+)
+from headrace.control.snapshot import RoutingSnapshot
+from headrace.router.metrics import RouterMetrics
+from headrace.router.routes import Routes
+from headrace.router.service import InferenceService
+from headrace.router.settings import RouterSettings
+from headrace.rpc.server import Server
+
+DEADLINE_S = 10.0
+READY = ReplicaState.READY
+
+REVISION = Revision(
+    "m",
+    "",
+    "",
+    Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256),
+    RequestPolicy(max_output_tokens=32, default_sampling=Sampling(temperature=0.0)),
+)
+
+
+@dataclass
+class ScriptedScheduler:
+    """A real SchedulerService that records what it gets and sends what it is told."""
+
+    dispatches: asyncio.Queue[sp.Dispatch] = field(default_factory=asyncio.Queue)
+    credits: asyncio.Queue[sp.Credit] = field(default_factory=asyncio.Queue)
+    cancels: asyncio.Queue[sp.Cancel] = field(default_factory=asyncio.Queue)
+    attached: asyncio.Event = field(default_factory=asyncio.Event)
+    _context: Any = None
+    _cut: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Attach(self, _requests: Any, context: Any) -> None:
+        hello = await context.read()
+        assert hello.hello.router == "routers/test"
+        await context.write(sp.AttachResponse(welcome=sp.Welcome(scheduler="schedulers/test")))
+        self._context = context
+        self._cut.clear()
+        self.attached.set()
+        reader = asyncio.create_task(self._read(context))
+        await self._cut.wait()
+        reader.cancel()
+        self.attached.clear()
+
+    async def GetState(self, request: Any, context: Any) -> sp.GetStateResponse:
+        return sp.GetStateResponse()
+
+    async def _read(self, context: Any) -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            for name in ("dispatches", "credits", "cancels"):
+                for message in getattr(frame, name):
+                    getattr(self, name).put_nowait(message)
+
+    async def send(self, **fields: Any) -> None:
+        await self._context.write(sp.AttachResponse(**fields))
+
+    async def admit(self, attempt: int) -> None:
+        await self.send(admitted=[sp.Admitted(attempt=attempt, prompt_tokens=3, cached_prompt_tokens=1)])
+
+    async def deltas(self, attempt: int, *texts: str) -> None:
+        encoded = [text.encode() for text in texts]
+        columns = sp.Deltas(
+            attempts=[attempt] * len(texts),
+            token_counts=[1] * len(texts),
+            token_ids=list(range(1, len(texts) + 1)),
+            text_lengths=map(len, encoded),
+            text=b"".join(encoded),
+        )
+        await self.send(deltas=columns)
+
+    async def end(self, attempt: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> None:
+        await self.send(ended=[sp.Ended(attempt=attempt, reason=reason, **fields)])  # type: ignore[arg-type]
+
+    def cut(self) -> None:
+        """Break the stream to the Router."""
+        self._cut.set()
+
+
+@dataclass
+class Harness:
+    scheduler: ScriptedScheduler
+    stub: Any
+    channel: grpc.aio.Channel
+    service: InferenceService
+    routes: Routes
+    metrics: RouterMetrics
+
+    def generate(self, **fields: Any) -> Any:
+        request = pb.GenerateRequest(**{"model": "chat", "prompt": "hello", **fields})
+        return self.stub.Generate(request, timeout=DEADLINE_S)
+
+    async def dispatched(self) -> sp.Dispatch:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.scheduler.dispatches.get()
+
+
+@contextlib.asynccontextmanager
+async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harness]:
+    scheduler = ScriptedScheduler()
+    peer = Server("127.0.0.1:0")
+    peer.add(sp.DESCRIPTOR.services_by_name["SchedulerService"], scheduler)
+    await peer.start()
+    routes = Routes(router="routers/test", incarnation="1")
+    routes.apply(
+        RoutingSnapshot(
+            "here",
+            5,
+            revisions=(REVISION,),
+            aliases=(Alias("aliases/chat", (AliasTarget(REVISION.name, 1),)),),
+            replicas=tuple(
+                Replica(
+                    f"replicas/r{n}", REVISION.name, "schedulers/test", peer.endpoint, ReplicaState.READY, 40 + n, 4
+                )
+                for n in range(replicas)
+            ),
+        )
+    )
+    metrics = RouterMetrics()
+    service = InferenceService(RouterSettings(listen="127.0.0.1:0", **settings), routes, metrics)
+    server = Server("127.0.0.1:0", observe=metrics.observe)
+    server.add(
+        pb.DESCRIPTOR.services_by_name["InferenceService"],
+        service,
+        request_bytes_max=100_000,
+        serializers={"Generate": lambda event: event},
+    )
+    await server.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await scheduler.attached.wait()
+        async with grpc.aio.insecure_channel(server.endpoint) as channel:
+            link = routes.links[0]
+            async with asyncio.timeout(DEADLINE_S):
+                while not link.is_up:
+                    await asyncio.sleep(0)
+            yield Harness(scheduler, InferenceServiceStub(channel), channel, service, routes, metrics)
+    finally:
+        await routes.close()
+        await server.stop(0)
+        scheduler.cut()
+        await peer.stop(0)
