@@ -208,7 +208,11 @@ class _Mapped:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (grpc.aio.AbortError, GeneratorExit)):
+        if isinstance(error, GeneratorExit):
+            # grpc drops a generator only when it cannot write what was yielded: the client went away.
+            self._observe(self._name, "CLIENT_CANCELLED")
+            return
+        if error is None or isinstance(error, grpc.aio.AbortError):
             self._observe(self._name, self.outcome or "ABORTED")
             return
         if isinstance(error, asyncio.CancelledError) and _is_cancelled(self._context):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -24,6 +24,11 @@ from headrace.runtime.telemetry import get_logger
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
+# A status travels in HTTP/2 trailers, the details in base64. From 8 KiB on a peer may drop all of it and report
+# RESOURCE_EXHAUSTED instead.
+MESSAGE_CHARACTERS_MAX = 512
+DETAIL_BYTES_MAX = 2048
+
 
 def code_of(reason: Reason) -> grpc.StatusCode:
     """The gRPC code of a reason."""
@@ -32,8 +37,8 @@ def code_of(reason: Reason) -> grpc.StatusCode:
 
 
 def to_status(failure: Failure) -> status_pb2.Status:
-    """Build the google.rpc.Status of a failure, with its details."""
-    metadata = dict(failure.metadata)
+    """Build the google.rpc.Status of a failure, with its details; what is too long for a header is cut."""
+    metadata = _cut_metadata(failure.metadata)
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=failure.reason.value, domain=DOMAIN, metadata=metadata)]
     violations: Sequence[Violation] = ()
     if isinstance(failure, InvalidRequest):
@@ -41,14 +46,7 @@ def to_status(failure: Failure) -> status_pb2.Status:
     elif failure.field:
         violations = (Violation(failure.field, failure.message),)
     if violations:
-        details.append(
-            error_details_pb2.BadRequest(
-                field_violations=[
-                    error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-                    for v in violations
-                ]
-            )
-        )
+        details.append(_bad_request(violations))
     if failure.retry_after_s is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=_duration(failure.retry_after_s)))
     if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
@@ -57,12 +55,40 @@ def to_status(failure: Failure) -> status_pb2.Status:
                 resource_name=metadata["resourceName"], description="does not exist in the routing snapshot"
             )
         )
-    status = status_pb2.Status(code=code_of(failure.reason).value[0], message=failure.message)
+    status = status_pb2.Status(
+        code=code_of(failure.reason).value[0], message=_cut(failure.message, MESSAGE_CHARACTERS_MAX)
+    )
     for detail in details:
         packed = AnyProto()
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def _bad_request(violations: Sequence[Violation]) -> error_details_pb2.BadRequest:
+    """Name violations, the first at least, as long as there is room."""
+    bad = error_details_pb2.BadRequest()
+    for violation in violations:
+        bad.field_violations.add(field=_cut(violation.field, 128), description=_cut(violation.description, 512))
+        if bad.ByteSize() > DETAIL_BYTES_MAX:
+            del bad.field_violations[max(1, len(bad.field_violations) - 1) :]
+            break
+    return bad
+
+
+def _cut_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    kept: dict[str, str] = {}
+    room = DETAIL_BYTES_MAX // 2
+    for key, value in metadata.items():
+        room -= len(key) + len(value)
+        if room < 0:
+            break
+        kept[key] = value
+    return kept
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else f"{text[: characters_max - 3]}..."
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure) -> NoReturn:
