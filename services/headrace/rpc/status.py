@@ -20,7 +20,6 @@ from grpc_status import rpc_status
 
 from headrace.api.errors.v1 import errors_pb2
 from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Violation
-from headrace.runtime.telemetry import get_logger
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -107,6 +106,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure) -
 
 def unmapped(error: BaseException, *, where: str) -> Failure:
     """Turn a bug into a failure that shows an error id and nothing else; the log has the rest."""
+    from headrace.runtime.telemetry import get_logger  # here: the client SDK needs this module and no telemetry
+
     error_id = secrets.token_hex(6)
     get_logger().error("unexpected_error", where=where, error_id=error_id, exc_info=error)
     return Failure(
