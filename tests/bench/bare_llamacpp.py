@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import sys
 import time
 from typing import Any
 
@@ -119,8 +118,9 @@ def main() -> None:
     for _ in range(arguments.repeat):
         for count in arguments.concurrency:
             ids, seconds, _decoding = bare.generate(PROMPTS[:count], arguments.tokens)
-            print(json.dumps({"concurrency": count, "tokens": count * arguments.tokens, "seconds": seconds, "ids": ids}))
-            sys.stdout.flush()
+            tokens = count * arguments.tokens
+            line = json.dumps({"concurrency": count, "tokens": tokens, "seconds": seconds, "ids": ids})
+            print(line, flush=True)
     assert keep is not None
 
 

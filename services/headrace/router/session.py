@@ -44,6 +44,7 @@ class Session:
         self._window = window
         self._granted = window
         self._link: SchedulerLink | None = None
+        self._wants_logprobs = False
         self._admitted: scheduler_pb2.Admitted | None = None
         self._text: list[bytes] = []
         self._token_ids: list[int] = []
@@ -65,6 +66,7 @@ class Session:
         attempt = secrets.randbits(62) + 1
         started = self.record.dispatch(attempt, replica.name)
         assert started, "dispatched a request that has output or is over"
+        self._wants_logprobs = generate.HasField("top_logprobs")
         self.model = replica.revision.split("/")[1]
         self._link = link
         self._granted = self._window
@@ -209,7 +211,7 @@ class Session:
         if self.record.output(attempt, len(token_ids), self._clock()):
             self._text.append(text)
             self._token_ids.extend(token_ids)
-            if logprobs:
+            if logprobs and self._wants_logprobs:
                 self._logprobs.extend(logprobs)
             self._wake.set()
         else:
