@@ -36,25 +36,25 @@ class EtcdSettings(Settings):
     """Settings of a service that uses etcd; subclass it."""
 
     etcd: Annotated[tuple[Endpoint, ...], pydantic.BeforeValidator(_split)] = pydantic.Field(
-        default=("127.0.0.1:2379",), min_length=1, description="etcd's client endpoints, host:port, of one cluster"
+        default=("127.0.0.1:2379",), min_length=1, description="Client endpoints of etcd, host:port, of one cluster."
     )
     etcd_prefix: str = pydantic.Field(
         default=DEFAULT_PREFIX,
         pattern=r"^(/[A-Za-z0-9._-]+)+$",
-        description="first part of every key; installations that share an etcd have different ones",
+        description="First part of every key; installations that share an etcd have different ones.",
     )
     etcd_ca_file: Path | None = pydantic.Field(
-        default=None, description="PEM file of the authority that signed etcd's certificate; switches TLS on"
+        default=None, description="PEM file of the authority that signed etcd's certificate; switches TLS on."
     )
     etcd_cert_file: Path | None = pydantic.Field(
-        default=None, description="PEM file of this client's certificate, where etcd asks for one"
+        default=None, description="PEM file of this client's certificate, where etcd asks for one."
     )
     etcd_key_file: Path | None = pydantic.Field(
-        default=None, description="PEM file of the key to 'etcd_cert_file'; keep it private"
+        default=None, description="PEM file of the key to 'etcd_cert_file'; keep it private."
     )
-    etcd_username: str = pydantic.Field(default="", description="etcd user, where authentication is enabled")
+    etcd_username: str = pydantic.Field(default="", description="User of etcd, where authentication is enabled.")
     etcd_password_file: Path | None = pydantic.Field(
-        default=None, description="file that holds that user's password; keep it private"
+        default=None, description="File that holds that user's password; keep it private."
     )
 
 

@@ -1,0 +1,1 @@
+"""The Registry: artifacts, revisions, aliases, and the routing snapshot compiled from them."""

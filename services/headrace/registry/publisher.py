@@ -1,0 +1,238 @@
+"""Publishing: watch everything, compile, and write the root key while leading.
+
+    watch ──> catalogue ──(settle 10 ms)──> lead? ──> compile ──> digest new? ──> txn ──> root
+                                             │no                                   │
+                                             └── claim the leader's key if free    └ refused: someone was first
+
+The transaction compares the leader's key and the root key with what was read, so neither an old leader nor one that
+reads late can publish over a newer snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headrace.adapters import route_codec
+from headrace.control.errors import Failure
+from headrace.control.replica_hold import ReplicaHold
+from headrace.control.snapshot import InconsistentSnapshot
+from headrace.control.watch_cursor import Change
+from headrace.registry.catalogue import LEADER_KEY, Catalogue
+from headrace.runtime.membership import Membership
+from headrace.runtime.ports import Compare, LeaseNotFound, Listing, Put, Store, WatchState
+from headrace.runtime.snapshot_follower import ROOT_KEY
+from headrace.runtime.telemetry import get_logger
+
+SETTLE_S = 0.01
+"""Changes this close together are published as one, seconds."""
+
+GAP_S = 0.05
+"""Least time between two publications, seconds: readers copy a whole snapshot each time."""
+
+RETRY_S = 0.5
+IDLE_S = 5.0
+"""How often it looks again without a reason, seconds: a leader's key may have been lost with its lease."""
+
+CALL_S = 3.0
+
+
+class Publisher:
+    """Keeps the root key up to date.
+
+    Args:
+        store: where.
+        membership: the lease that leadership lives under.
+        name: of this Registry, in the leader's key.
+        soft_age_s: written into each snapshot.
+        hard_age_s: written into each snapshot.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        membership: Membership,
+        *,
+        name: str,
+        soft_age_s: float,
+        hard_age_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._name = name.encode()
+        self._soft_age_s = soft_age_s
+        self._hard_age_s = hard_age_s
+        self._clock = clock
+        self._catalogue = Catalogue()
+        self._watch = store.watch("", self._on_reset, self._on_changes)
+        self._hold: ReplicaHold | None = None
+        self._wake = asyncio.Event()
+        self._leader_epoch = 0
+        self._had_content_in = ""
+        """The last incarnation of the store that held something to publish."""
+        self.settled = asyncio.Event()
+        """Set once the store was read and a snapshot is published, by this Registry or another."""
+        self.version = 0
+        self.published = 0
+        self.conflicts = 0
+        self.failures = 0
+        self.suspects = 0
+        self.problems: tuple[str, ...] = ()
+        """What the last snapshot leaves out, and why."""
+        self.content_lost = False
+        """The store was wiped: nothing is published before something is registered again."""
+
+    async def run(self) -> None:
+        """Publish until cancelled; outages of the store are waited out."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._publish_for_ever())
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this Registry publishes, as far as it knows."""
+        entry = self._catalogue.entry(LEADER_KEY)
+        return entry is not None and entry.create_revision == self._leader_epoch
+
+    @property
+    def state(self) -> WatchState:
+        """State of the watch."""
+        return self._watch.state
+
+    async def resign(self) -> None:
+        """Let another Registry lead at once."""
+        if self._leader_epoch:
+            mine = Compare(LEADER_KEY, create_revision=self._leader_epoch)
+            await self._store.txn([mine], deletes=[LEADER_KEY], timeout_s=CALL_S)
+
+    def _on_reset(self, listing: Listing) -> None:
+        if listing.incarnation != self._catalogue.incarnation:
+            self._hold = None
+        self._catalogue.reset(listing)
+        self._wake.set()
+
+    def _on_changes(self, changes: tuple[Change, ...]) -> None:
+        if self._catalogue.apply(changes):
+            self._wake.set()
+
+    async def _publish_for_ever(self) -> None:
+        while True:
+            await self._wait()
+            await asyncio.sleep(SETTLE_S)
+            self._wake.clear()
+            if not self._catalogue.is_empty:
+                self._had_content_in = self._catalogue.incarnation
+            try:
+                if self._catalogue.incarnation and await self._lead():
+                    await self._publish()
+            except (Failure, LeaseNotFound, InconsistentSnapshot) as error:
+                self.failures += 1
+                why = "the lease was lost" if isinstance(error, LeaseNotFound) else str(error)
+                get_logger().warning("publish_failed", why=why)
+                self._wake.set()
+                await asyncio.sleep(RETRY_S)
+            if self._catalogue.entry(ROOT_KEY) is not None:
+                self.settled.set()
+            await asyncio.sleep(GAP_S)
+
+    async def _wait(self) -> None:
+        timeout_s = IDLE_S
+        deadline = self._hold.next_deadline() if self._hold else None
+        if deadline is not None:
+            timeout_s = min(timeout_s, max(0.0, deadline - self._clock()))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _lead(self) -> bool:
+        """Whether this Registry leads, after claiming what is free or was its own in an earlier life."""
+        entry = self._catalogue.entry(LEADER_KEY)
+        if entry is not None and entry.create_revision == self._leader_epoch:
+            return True
+        if entry is not None and (entry.value != self._name or self._leader_epoch):
+            return False
+        if entry is not None:  # names are unique: the process that wrote this before our start was killed
+            theirs = Compare(LEADER_KEY, create_revision=entry.create_revision)
+            await self._store.txn([theirs], deletes=[LEADER_KEY], timeout_s=CALL_S)
+        epoch = await self._membership.claim(LEADER_KEY, self._name)
+        if epoch is None:
+            return False
+        self._leader_epoch = epoch
+        self._catalogue.apply((Change(LEADER_KEY, epoch, self._name, epoch, 1),))
+        get_logger().info("registry_leads", epoch=epoch)
+        return True
+
+    async def _publish(self) -> None:
+        """Compile, and write the root key if its content is new."""
+        root_entry, root = self._catalogue.entry(ROOT_KEY), self._catalogue.root()
+        if self._is_content_lost():
+            return
+        if self._hold is None:  # replicas that an earlier Registry published, and that are gone, are news too
+            self._hold = ReplicaHold(root.replicas if root and root.incarnation == self._catalogue.incarnation else ())
+        stored, problems = self._catalogue.replicas()
+        held = self._hold.observe(stored, self._clock())
+        self._note_suspects(held.suspects)
+        compiled = self._catalogue.compile(
+            held.replicas,
+            version=self._catalogue.next_version(),
+            soft_age_s=self._soft_age_s,
+            hard_age_s=self._hard_age_s,
+            publish_time_ms=int(time.time() * 1000),
+        )
+        self._note_problems((*problems, *compiled.problems))
+        snapshot = compiled.snapshot
+        if root is not None and (root.digest, root.incarnation) == (snapshot.digest, snapshot.incarnation):
+            self.version = root.version
+            return
+        value = route_codec.snapshot_to_proto(snapshot).SerializeToString(deterministic=True)
+        done = await self._store.txn(
+            [
+                Compare(LEADER_KEY, create_revision=self._leader_epoch),
+                Compare(ROOT_KEY, mod_revision=root_entry.mod_revision if root_entry else 0),
+            ],
+            [Put(ROOT_KEY, value)],
+            timeout_s=CALL_S,
+        )
+        if not done.succeeded:
+            self.conflicts += 1
+            get_logger().info("publish_refused", version=snapshot.version, why="the leader or the root has changed")
+            return  # the watch brings what has changed, and wakes this again
+        created = root_entry.create_revision if root_entry else done.revision
+        self._catalogue.apply((Change(ROOT_KEY, done.revision, value, created, 1),))
+        self.version, self.published = snapshot.version, self.published + 1
+        get_logger().info(
+            "snapshot_published",
+            version=snapshot.version,
+            digest=snapshot.digest[:12],
+            revisions=len(snapshot.revisions),
+            aliases=len(snapshot.aliases),
+            replicas=len(snapshot.replicas),
+        )
+
+    def _is_content_lost(self) -> bool:
+        """A wiped store must not make every reader forget its models: readers keep their last snapshot meanwhile."""
+        catalogue = self._catalogue
+        lost = catalogue.is_empty and self._had_content_in not in ("", catalogue.incarnation)
+        if lost and not self.content_lost:
+            get_logger().error(
+                "store_was_wiped",
+                advice="register artifacts, revisions and aliases again, or restore a backup; readers keep their last "
+                "snapshot until then",
+            )
+        self.content_lost = lost
+        return lost
+
+    def _note_suspects(self, suspects: int) -> None:
+        if suspects and not self.suspects:
+            get_logger().error("replicas_vanished_together", suspects=suspects, advice="look at etcd and its disk")
+        self.suspects = suspects
+
+    def _note_problems(self, problems: tuple[str, ...]) -> None:
+        for problem in set(problems) - set(self.problems):
+            get_logger().warning("left_out_of_snapshot", problem=problem)
+        self.problems = problems
