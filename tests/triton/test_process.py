@@ -10,10 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
 from headrace.triton import process, shared_memory
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, prepare_triton
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 pytestmark = pytest.mark.stack
 

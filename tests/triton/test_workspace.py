@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from headrace.runtime.settings import SettingsError
 from headrace.triton import shared_memory, workspace
 from headrace.triton.workspace import find_model_repository, prepare_triton
