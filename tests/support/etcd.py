@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -125,3 +126,10 @@ async def compact(store: EtcdStore) -> None:
     revision = (await store.head()).revision
     request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
     await store._unary("KV/Compact", request, rpc_pb2.CompactionResponse, 5)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
