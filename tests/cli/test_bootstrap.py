@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from headrace.dev import bootstrap, machine
 from headrace.dev.progress import Progress
 

@@ -10,27 +10,28 @@ from typing import Any
 from rich.table import Table
 
 from headrace.cli.problems import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, Problem
-from headrace.client import Answer, Cancelled, Event, HeadraceError, RequestError, Unavailable
+from headrace.client import Answer, Cancelled, DeadlineExceeded, Event, HeadraceError, RequestError, Unavailable
 from headrace.control.errors import RULES
 
 
 def usage_table(answer: Answer) -> Table:
-    """One row for what was asked so often after an answer: what ran it, how it ended, what it cost."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    """What ran it, how it ended, what it cost. One row a fact: a revision's name fills half a terminal's width."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     usage, timing = answer.usage, answer.timing
     cells = {
         "revision": answer.revision or "-",
-        "replica": answer.replica.removeprefix("replicas/") or "-",
-        "finish": answer.finish_reason.value if answer.finish_reason else "-",
-        "prompt": f"{usage.prompt_tokens} ({usage.cached_prompt_tokens} cached)" if usage else "-",
-        "generated": str(usage.generated_tokens) if usage else "-",
-        "sent": str(usage.sent_tokens) if usage else "-",
-        "first token": _milliseconds(timing.time_to_first_token_s if timing else None),
-        "per token": _milliseconds(timing.time_per_output_token_s if timing else None),
+        "replica": answer.replica or "-",
+        "finish reason": answer.finish_reason.value if answer.finish_reason else "-",
+        "prompt tokens": f"{usage.prompt_tokens} ({usage.cached_prompt_tokens} from cache)" if usage else "-",
+        "generated tokens": str(usage.generated_tokens) if usage else "-",
+        "sent tokens": str(usage.sent_tokens) if usage else "-",
+        "time to first token": _milliseconds(timing.time_to_first_token_s if timing else None),
+        "time per output token": _milliseconds(timing.time_per_output_token_s if timing else None),
     }
-    for name in cells:
-        table.add_column(name, overflow="fold")
-    table.add_row(*cells.values())
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in cells.items():
+        table.add_row(name, value)
     return table
 
 
@@ -52,6 +53,8 @@ def problem_of(error: HeadraceError, address: str) -> Problem:
             f"the router at {address} does not answer",
             hint="start a stack with `headrace up`, or set HEADRACE_ROUTER to the address of yours",
         )
+    if error.reason is None and isinstance(error, DeadlineExceeded):
+        return Problem("the request took longer than its deadline", hint="allow more with --timeout, or ask for less")
     hint = RULES[error.reason].advice if error.reason else ""
     name = f"{error.reason.value}: " if error.reason else ""
     return Problem(f"{name}{error.message}", hint=hint, code=code)

@@ -77,7 +77,7 @@ def add(
             file,
             chat_template=chat_template,
             expected=expected,
-            progress=lambda done, size: steps.note("check", f"SHA-256 {100 * done // size}%"),
+            progress=lambda done, size: steps.percent("check", "SHA-256", done, size),
         )
         steps.done("check", f"SHA-256 {files.files[0].sha256[:12]}...")
         steps.begin("register", alias)

@@ -9,13 +9,35 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
 LOG_BYTES_MAX = 8 * 1024 * 1024
 KILL_WAIT_S = 5.0
+
+
+def adopt_orphans() -> None:
+    """From now on processes whose parents die become children of this one, so that `end_orphans` finds them.
+
+    The Python stub of a tritonserver that was killed would otherwise live on, with the model in its memory.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans(known: Collection[int]) -> int:
+    """Kill all children of this process but the `known` ones; returns how many there were."""
+    orphans = [child for child in psutil.Process().children() if child.pid not in known]
+    for orphan in orphans:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    psutil.wait_procs(orphans, timeout=KILL_WAIT_S)
+    return len(orphans)
 
 
 class Log:

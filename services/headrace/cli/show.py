@@ -66,6 +66,11 @@ class Steps:
             if self._live is None and step.state == "running":
                 self._print(step)
 
+    def percent(self, name: str, doing: str, done: int, total: int) -> None:
+        """How far a step is; only shown where a line can change."""
+        if self._live is not None:
+            self.note(name, f"{doing} {100 * done // max(1, total)}%")
+
     def done(self, name: str, detail: str = "") -> None:
         """A step has ended well."""
         self._end(self._steps[name], "done", detail)
@@ -83,7 +88,7 @@ class Steps:
     def _print(self, step: _Step) -> None:
         seconds = f" ({step.seconds:.1f} s)" if step.seconds is not None else ""
         mark = {"running": "...", "done": "ok", "failed": "failed"}[step.state]
-        self.console.print(f"{step.name:<12} {mark:<6} {step.detail}{seconds}", markup=False, soft_wrap=True)
+        self.console.print(f"{step.name:<14} {mark:<6} {step.detail}{seconds}", markup=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 1))

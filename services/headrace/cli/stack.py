@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headrace.adapters.etcd_process import EtcdProcess, find_etcd
 from headrace.api.registry.v1 import resources_pb2
 from headrace.cli import weights
-from headrace.cli.parts import Part
+from headrace.cli.parts import Part, adopt_orphans, end_orphans
 from headrace.cli.places import HOST, Addresses, Ports, remove_up, write_up
 from headrace.cli.problems import Problem
 from headrace.cli.registration import Admin, Execution, manifest, model_id
@@ -37,6 +39,8 @@ STOP_S = 40.0
 _ETCD_POLL_S = 0.5
 _HEALTH_POLL_S = 0.1
 _RESTART_PAUSE_S = 0.5
+_ORPHANED_S = 0.3
+"""How long the children of a killed part take to become ours."""
 
 T = TypeVar("T")
 
@@ -70,6 +74,7 @@ class Stack:
         self.steps = steps
         """Where progress is shown; may be replaced between calls."""
         self._parts: dict[str, Part] = {}
+        self._is_up = False
         self._stopping = False
         self._etcd = EtcdProcess(
             plan.state_dir / "etcd", client_port=plan.ports.etcd, setting=plan.ports_setting.lstrip("-")
@@ -99,6 +104,7 @@ class Stack:
         """
         self.plan.ports.check_free(self.plan.ports_setting)
         self.plan.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        adopt_orphans()
         await self._start_etcd()
         for name in reversed(STOP_ORDER):
             await self._launch(name)
@@ -108,6 +114,7 @@ class Stack:
             await self._register()
             await asyncio.gather(ready["scheduler"], ready["router"])
             write_up(self.plan.state_dir, self.addresses)
+            self._is_up = True
             await self._load()
         finally:
             for task in ready.values():
@@ -144,7 +151,8 @@ class Stack:
             title = f"stop {name}"
             self.steps.begin(title, "draining")
             code = await part.stop(STOP_S)
-            if code == 0:
+            # Before it has come up a service may not handle SIGTERM yet; nothing was running then.
+            if code == 0 or (code == -signal.SIGTERM and not self._is_up):
                 self.steps.done(title)
             else:
                 complaints.append(f"{part.why()} (log: {part.log.path})")
@@ -153,12 +161,15 @@ class Stack:
             self.steps.begin("stop etcd")
             await self._etcd.stop()
             self.steps.done("stop etcd")
+        end_orphans(())
         return complaints
 
     def kill(self) -> None:
         """End everything at once; for a second ctrl-C. etcd dies with this process."""
         for part in self._parts.values():
             part.kill()
+        time.sleep(_ORPHANED_S)
+        end_orphans(())
 
     async def _start_etcd(self) -> None:
         _, development_only = find_etcd()
@@ -222,7 +233,7 @@ class Stack:
                 path,
                 chat_template=None,
                 expected=expected,
-                progress=lambda done, size: self.steps.note(step, f"SHA-256 {100 * done // size}%"),
+                progress=lambda done, size: self.steps.percent(step, "SHA-256", done, size),
             )
             name = weights.DEFAULT_MODEL if self.plan.model is None else model_id(None, path)
             artifact = admin.create_artifact(files)
@@ -260,6 +271,7 @@ class Stack:
 
     async def _revive(self, gone: list[Part]) -> None:
         await asyncio.sleep(_RESTART_PAUSE_S)
+        end_orphans({part.pid for part in self._parts.values()} | {self._etcd.pid or 0})
         if self._etcd.pid is None:
             self.steps.console.print("etcd has ended: starting it again")
             with contextlib.suppress(SettingsError):  # its port is not free yet: the next round tries again

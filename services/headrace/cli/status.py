@@ -74,6 +74,8 @@ def table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> T
 def _cell(column: str, value: Any) -> Text:
     if isinstance(value, list):
         return Text("\n".join(f"{target['revision']} ({target['share']})" for target in value))
+    if column in {"revision", "artifact"}:
+        return Text(str(value).replace("models/", "").replace("/revisions/", " ").replace("artifacts/", ""))
     if column == "state":
         return Text(str(value), "green" if value in _GOOD else "yellow" if value in _PASSING else "red")
     return Text(str(value))

@@ -14,6 +14,13 @@ from headrace.control.errors import RULES
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 SERVICES = ("router", "scheduler", "registry")
 _MADE = "<!-- Made by `make docs`; edit the code, not this page. -->\n"
+_EXAMPLE = """<!-- settings -->
+```toml
+[router]
+listen = "0.0.0.0:50051"
+etcd = ["etcd-0:2379", "etcd-1:2379", "etcd-2:2379"]
+```
+"""
 
 
 def configuration() -> str:
@@ -25,7 +32,7 @@ def configuration() -> str:
         "file (`--config FILE`), environment variables, and options on the command line (`--drain-grace-s 5`). One "
         "file may hold the tables of all services. A wrong value or an unknown name stops the start with one sentence "
         "that says which setting, where it came from, and what is wrong.\n",
-        "```toml\n[router]\nlisten = \"0.0.0.0:50051\"\netcd = [\"etcd-0:2379\", \"etcd-1:2379\", \"etcd-2:2379\"]\n```\n",
+        _EXAMPLE,
         "Secrets are given as files, never as values. In an environment variable a list is separated by commas.\n",
         "Client commands (`headrace status`, `generate`, `model`) use `HEADRACE_ROUTER`, `HEADRACE_REGISTRY` "
         "(host:port) and `HEADRACE_MODEL`; without them they find what `headrace up` started on this machine.\n",
@@ -46,8 +53,8 @@ def configuration() -> str:
 def errors() -> str:
     """docs/errors.md."""
     rows = [
-        f"| `{reason.value}` | `{rule.code}` | {rule.blame.value} | {_cell(rule.retry.value)} | {_delay(rule.retry_after_s)} "
-        f"| {_cell(rule.advice)} |"
+        f"| `{reason.value}` | `{rule.code}` | {rule.blame.value} | {_cell(rule.retry.value)} "
+        f"| {_delay(rule.retry_after_s)} | {_cell(rule.advice)} |"
         for reason, rule in RULES.items()
     ]
     return "\n".join(
