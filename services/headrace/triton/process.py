@@ -240,7 +240,4 @@ def _environment(plan: TritonPlan, config: Path) -> dict[str, str]:
     env["HEADRACE_ENGINE_CONFIG"] = str(config)
     if plan.threads > 0:
         env.setdefault("OMP_NUM_THREADS", str(plan.threads))
-    if plan.threads == 0 or plan.threads >= (os.cpu_count() or 1):
-        # Idle OpenMP threads spin by default, which starves everything else once they own every core.
-        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return env
