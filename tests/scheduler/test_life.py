@@ -5,15 +5,19 @@ import hashlib
 import os
 import signal
 import subprocess
+import urllib.request
 
 import grpc
 import pytest
 
 from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
+from headrace.api.registry.v1 import resources_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.resources import Artifact, ArtifactFile, Engine, Execution, FileKind, ReplicaState, Revision
+from headrace.scheduler import fleet
 from headrace.scheduler.engine_run import engine_config
+from headrace.scheduler.relay import Relay
 from headrace.triton import shared_memory
 from headrace.triton.process import TritonPlan, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
@@ -192,3 +196,64 @@ async def test_an_outage_of_etcd_stops_no_attempt(tmp_path):
             after = await router.dispatch(replica, max_tokens=5)
             assert (await router.end_of(after)).reason == inference_pb2.FINISH_REASON_LENGTH
             await asyncio.sleep(0)
+
+
+async def test_a_bug_in_a_workers_task_ends_its_attempts_and_the_worker_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet, "REMAKE_S", 0.2)
+    on_batch, broken = Relay.on_batch, []
+
+    def break_once(self, replica, batch):
+        on_batch(self, replica, batch)
+        if batch.seqs and not broken:
+            broken.append(1)
+            raise ValueError("the text of a prompt")
+
+    monkeypatch.setattr(Relay, "on_batch", break_once)
+    async with cluster(tmp_path) as running:
+        await running.publish(SLOW)
+        first = await running.replica(SLOW, ReplicaState.READY)
+        async with RawRouter.attach(await running.endpoint()) as router:
+            attempt = await router.dispatch(first, max_tokens=2000)
+            assert (await router.end_of(attempt)).reason == inference_pb2.FINISH_REASON_INTERRUPTED
+            second = await running.replica(SLOW, ReplicaState.READY, other_than=first.epoch)
+            again = await router.dispatch(second, max_tokens=5)
+            assert (await router.end_of(again)).reason == inference_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_bug_in_a_session_shows_an_error_id_and_nothing_else(tmp_path, monkeypatch):
+    def broken(self, session, frame):
+        raise ValueError("the text of a prompt")
+
+    async with cluster(tmp_path) as running:
+        async with RawRouter.attach(await running.endpoint()) as router:
+            monkeypatch.setattr(Relay, "take", broken)
+            await router.send(cancels=[pb.Cancel(attempt=1)])
+            await router.until(lambda: router.error is not None)
+            assert router.error.code() is grpc.StatusCode.INTERNAL
+            assert "prompt" not in router.error.details()
+        async with asyncio.timeout(5):
+            while (await running.state()).sessions:
+                await asyncio.sleep(0.05)
+
+
+async def test_metrics_have_bounded_labels_and_no_ids(tmp_path):
+    async with cluster(tmp_path) as running:
+        await running.publish(SLOW)
+        replica = await running.replica(SLOW, ReplicaState.READY)
+        async with RawRouter.attach(await running.endpoint()) as router:
+            attempt = await router.dispatch(replica, max_tokens=10)
+            await router.end_of(attempt)
+            record = await running.store.get(f"services/schedulers/{running.settings.name}")
+            assert record is not None
+            address = resources_pb2.ServiceRecord.FromString(record.value).metrics_endpoint
+            text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
+        lines = [line for line in text.splitlines() if line.startswith("headrace_")]
+        assert 'headrace_scheduler_attempts_ended_total{finish_reason="LENGTH"} 1.0' in lines
+        assert "headrace_scheduler_tokens_total 10.0" in lines
+        assert f'headrace_scheduler_workers{{revision="{SLOW.name}",state="ready"}} 1.0' in lines
+        labels = {
+            pair.partition("=")[0] for line in lines if "{" in line for pair in line[line.index("{") + 1 :].split(",")
+        }
+        assert labels <= {"finish_reason", "revision", "state"}
+        assert str(attempt) not in text
+        assert replica.name not in text

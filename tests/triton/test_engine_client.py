@@ -200,7 +200,7 @@ async def test_a_frozen_server_is_noticed_within_seconds(tmp_path):
             await sink.until(lambda: sink.tokens(1))
             os.kill(process.pid, signal.SIGSTOP)
             started = time.monotonic()
-            with pytest.raises(EngineLost, match="silent|UNAVAILABLE"):  # the ping may be faster
+            with pytest.raises(EngineLost, match=r"silent|UNAVAILABLE"):  # the ping may be faster
                 await asyncio.wait_for(running, 10)
             assert time.monotonic() - started < engine_client.SILENCE_MAX_S + 2
     finally:
@@ -217,7 +217,7 @@ async def test_our_own_standstill_is_not_the_engines_silence(triton):
 
 async def test_a_server_that_shuts_down_is_lost(tmp_path):
     process = start_triton(plan(tmp_path))
-    async with connected(process.target) as (client, sink, running):
+    async with connected(process.target) as (client, _, running):
         os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + 15
         while not running.done():

@@ -8,11 +8,11 @@ to the end, whatever they serve.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from headrace.control import names
-from headrace.control.errors import Reason
-from headrace.control.resources import Engine, Revision
+from headrace.control.resources import Artifact, Engine, Revision
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.rpc import status
 from headrace.runtime.telemetry import get_logger
@@ -54,7 +54,7 @@ class Fleet:
         self._relay = relay
         self._records = records
         self._snapshot: RoutingSnapshot | None = None
-        self._stopping = False
+        self._stop = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._unserved: tuple[str, ...] = ()
 
@@ -82,12 +82,12 @@ class Fleet:
 
     def drain(self, grace_s: float) -> None:
         """Drain every worker for good and start no other."""
-        self._stopping = True
+        self._stop.set()
         for worker in self.workers.values():
             worker.drain(grace_s)
 
     def _decide(self) -> None:
-        if self._stopping or self._snapshot is None:
+        if self._stop.is_set() or self._snapshot is None:
             return
         snapshot = self._snapshot
         wanted = {r.name: r for r in wanted_revisions(snapshot, map(Engine, self._settings.engines))}
@@ -109,13 +109,10 @@ class Fleet:
                 )
 
     def _start(self, name: str, *, revision: Revision | None = None, target: str = "") -> None:
-        artifact = None
-        if revision is not None and revision.artifact and self._snapshot is not None:
-            artifact = self._snapshot.artifact_by_name[revision.artifact]
         worker = Worker(
             name,
             revision=revision,
-            artifact=artifact,
+            artifact=lambda: self._artifact_of(revision),
             target=target,
             identity=self._identity,
             machine=self._machine,
@@ -126,19 +123,27 @@ class Fleet:
         self.workers[name] = worker
         self._tasks.create_task(self._own(worker, revision, target), name=f"worker {name}")
 
+    def _artifact_of(self, revision: Revision | None) -> Artifact | None:
+        if revision is None or not revision.artifact or self._snapshot is None:
+            return None
+        return self._snapshot.artifact_by_name.get(revision.artifact)
+
     async def _own(self, worker: Worker, revision: Revision | None, target: str) -> None:
         """Run a worker to its end. A bug in one worker's task must not take the others with it."""
+        pause_s = 0.0
         try:
             await worker.run()
         except Exception as error:
-            failure = status.unmapped(error, where=f"worker {worker.name}")
-            assert failure.reason is Reason.INTERNAL
-            if not self._stopping:
-                await asyncio.sleep(REMAKE_S)
+            status.unmapped(error, where=f"worker {worker.name}")
+            pause_s = REMAKE_S
         finally:
             self.workers.pop(worker.name, None)
             self.restarts[worker.revision] = self.restarts.get(worker.revision, 0) + worker.life.restarts
-        if target and not self._stopping:
+        if pause_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stop.wait()
+        if target and not self._stop.is_set():
             self._start(worker.name, target=target)
         self._decide()
 

@@ -52,16 +52,18 @@ class ReplicaPublisher:
         self._written = b""
         self._is_registered = False
         self._fresh = False
+        self._is_fenced = False
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, value: bytes) -> None:
         """Register anew: what was registered before is withdrawn first, so the epoch differs."""
         self._fresh = True
+        self._is_fenced = False
         self.put(value)
 
     def put(self, value: bytes) -> None:
-        """Let the record hold `value`."""
+        """Let the record hold `value`; after another process took it over nothing is written until `begin`."""
         self._value = value
         self._wanted.set()
         if self._task is None:
@@ -89,6 +91,8 @@ class ReplicaPublisher:
             await retry_forever(self._write, on_error=on_error, max_delay_s=2.0)
 
     async def _write(self) -> None:
+        if self._is_fenced:
+            return
         if self._fresh and self._is_registered:
             await self._records.withdraw(self._key)
             self._is_registered = False
@@ -105,4 +109,5 @@ class ReplicaPublisher:
                 if isinstance(error, Failure) and error.reason is not Reason.STALE_EPOCH:
                     raise
                 self._is_registered = False
+                self._is_fenced = True
                 self._on_fenced()

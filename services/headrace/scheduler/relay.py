@@ -256,6 +256,7 @@ class Relay:
 
     def totals(self) -> tuple[int, int]:
         """Frames written and wake-ups of all sessions, those that are over included."""
-        frames = self.counts.frames_out + sum(s.writes for s in self.sessions.values())
-        wakeups = self.counts.wakeups + sum(s.wakeups for s in self.sessions.values())
+        sessions = tuple(self.sessions.values())  # the reader is in another thread
+        frames = self.counts.frames_out + sum(s.writes for s in sessions)
+        wakeups = self.counts.wakeups + sum(s.wakeups for s in sessions)
         return frames, wakeups

@@ -49,10 +49,11 @@ class SchedulerService:
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
             for task in (reading, writing):
-                # A Failure is for the Router to see. Everything else here is the end of the stream: a write that was
-                # under way when the peer left raises an error of gRPC's own, and so may the read.
-                if task.done() and not task.cancelled() and isinstance(task.exception(), Failure):
-                    task.result()
+                error = task.exception() if task.done() and not task.cancelled() else None
+                # A write that was under way when the peer left raises an error of gRPC's own: the end of the stream.
+                # A Failure is for the Router to see, and anything else is a bug that the server reports.
+                if error is not None and not type(error).__module__.startswith("grpc"):
+                    raise error
             if session.is_closing:
                 raise Failure(Reason.DRAINING, "This Scheduler has stopped; choose another one.")
         finally:

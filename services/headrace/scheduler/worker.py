@@ -44,7 +44,7 @@ class Worker:
     Args:
         name: the replica, "replicas/{r}".
         revision: what it serves; None for an attached Triton, whose hello tells.
-        artifact: the revision's artifact; None for the synthetic engine.
+        artifact: looks the revision's artifact up, each time it is loaded: its location may have changed.
         target: host:port of a Triton that runs already; "" to start one.
     """
 
@@ -53,7 +53,7 @@ class Worker:
         name: str,
         *,
         revision: Revision | None,
-        artifact: Artifact | None,
+        artifact: Callable[[], Artifact | None],
         target: str,
         identity: Identity,
         machine: Machine,
@@ -113,10 +113,11 @@ class Worker:
                 for effect in effects:
                     await self._act(effect)
         finally:
-            # Reached early only when the whole service is cut short: leave no process and no promise behind.
+            # Reached early by a bug, or when the whole service is cut short: leave no process and no promise behind.
             if not self.life.is_over:
-                self._relay.close_engine(self.name, drained=True)
+                self._relay.close_engine(self.name, drained=self._drain_asked.is_set())
                 await self._stop_engine(graceful=False)
+                await self._publisher.end()
 
     # One method for each state: what can happen in it.
 
@@ -133,7 +134,7 @@ class Worker:
         if self._target:
             return await self._or_drain(self._run.attach(self._target), WorkerEvent.LOADED)
         assert self._revision is not None
-        return await self._or_drain(self._run.launch(self._revision, self._artifact), WorkerEvent.LOADED)
+        return await self._or_drain(self._run.launch(self._revision, self._artifact()), WorkerEvent.LOADED)
 
     async def _warm(self) -> tuple[WorkerEvent, str]:
         assert self._run is not None
@@ -162,7 +163,6 @@ class Worker:
         if "lost" in ends:
             return WorkerEvent.LOST, ends["lost"]
         if "fenced" in ends:
-            self._fenced.clear()
             return WorkerEvent.LOST, "another process has taken over this replica's name; names must be unique"
         return WorkerEvent.DRAIN_ASKED, "asked to stop"
 
@@ -269,6 +269,7 @@ class Worker:
         value = replica_to_proto(record).SerializeToString()
         if self.life.state is WorkerState.LOADING:
             self._epoch = 0
+            self._fenced.clear()
             self._publisher.begin(value)
         else:
             self._publisher.put(value)
