@@ -92,6 +92,7 @@ async def test_a_quiet_watch_stays_fresh(store: EtcdStore) -> None:
 async def test_nothing_is_lost_when_etcd_is_killed_and_comes_back(etcd: Etcd, store: EtcdStore) -> None:
     async with following(store) as twin:
         await write(store, "a")
+        await eventually(lambda: len(twin.view) == 5)
         await etcd.kill()
         await eventually(lambda: not twin.is_fresh())
         assert len(twin.view) == 5, "what was known stays"

@@ -135,34 +135,29 @@ class EtcdStore:
         raise StoreUnavailable("it compacts faster than a listing can be read")
 
     async def _list(self, prefix: str, timeout_s: float) -> Listing:
-        await self._ensure_incarnation(timeout_s)
+        # Plain reads only: a store whose space is used up may refuse even a transaction that writes nothing.
+        incarnation = await self._drawn_incarnation(timeout_s)
         low, high = self._bounds(prefix)
-        page = rpc_pb2.RangeRequest(key=low, range_end=high, limit=PAGE)
-        first = rpc_pb2.TxnRequest(
-            success=[
-                rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=self._raw(INCARNATION))),
-                rpc_pb2.RequestOp(request_range=page),
-            ]
-        )
-        reply = await self._unary("KV/Txn", first, rpc_pb2.TxnResponse, timeout_s, repeatable=True)
-        drawn, found = (r.response_range for r in reply.responses)
-        if not drawn.kvs:
-            raise StoreUnavailable("it was wiped a moment ago")
-        revision = reply.header.revision
-        items = [self._item(kv) for kv in found.kvs]
-        while found.more:
-            page = rpc_pb2.RangeRequest(
-                key=self._raw(items[-1].key) + b"\0", range_end=high, limit=PAGE, revision=revision
-            )
+        items: list[KeyValue] = []
+        revision, more = 0, True
+        while more:
+            start = self._raw(items[-1].key) + b"\0" if items else low
+            page = rpc_pb2.RangeRequest(key=start, range_end=high, limit=PAGE, revision=revision)
             found = await self._unary("KV/Range", page, rpc_pb2.RangeResponse, timeout_s, repeatable=True)
             items.extend(self._item(kv) for kv in found.kvs)
-        return Listing(tuple(items), revision, drawn.kvs[0].value.decode())
+            revision, more = revision or found.header.revision, found.more
+        if (await self.head(timeout_s=timeout_s)).incarnation != incarnation:
+            raise StoreUnavailable("it was wiped a moment ago")
+        return Listing(tuple(items), revision, incarnation)
 
-    async def _ensure_incarnation(self, timeout_s: float) -> None:
+    async def _drawn_incarnation(self, timeout_s: float) -> str:
         head = await self.head(timeout_s=timeout_s)
-        if not head.incarnation:  # a full store refuses any transaction that may write: ask first
-            new = str(uuid.uuid4()).encode()
-            await self.txn([Compare(INCARNATION, create_revision=0)], [Put(INCARNATION, new)], timeout_s=timeout_s)
+        if head.incarnation:
+            return head.incarnation
+        new = str(uuid.uuid4())
+        put = Put(INCARNATION, new.encode())
+        done = await self.txn([Compare(INCARNATION, create_revision=0)], [put], timeout_s=timeout_s)
+        return new if done.succeeded else (await self.head(timeout_s=timeout_s)).incarnation
 
     # Writing.
 
