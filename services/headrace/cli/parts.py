@@ -7,7 +7,6 @@ parts in order.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import ctypes
 import os
@@ -17,8 +16,12 @@ from pathlib import Path
 
 import psutil
 
+from headrace.triton.process import bound_log
+
 _PR_SET_CHILD_SUBREAPER = 36
-LOG_BYTES_MAX = 8 * 1024 * 1024
+_TAIL_BYTES = 16 * 1024
+_TAIL_LINES = 5
+_LOG_CHECK_S = 10.0
 KILL_WAIT_S = 5.0
 
 
@@ -40,57 +43,32 @@ def end_orphans(known: Collection[int]) -> int:
     return len(orphans)
 
 
-class Log:
-    """A file that never outgrows twice LOG_BYTES_MAX, and its last lines."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.tail: collections.deque[str] = collections.deque(maxlen=20)
-        self._file = path.open("wb")
-        self._size = 0
-
-    def write(self, line: bytes) -> None:
-        """Add a line; the full file becomes `<name>.1`."""
-        if self._size + len(line) > LOG_BYTES_MAX:
-            self._file.close()
-            self.path.replace(self.path.with_name(self.path.name + ".1"))
-            self._file = self.path.open("wb")
-            self._size = 0
-        self._file.write(line)
-        self._file.flush()
-        self._size += len(line)
-        self.tail.append(line.decode("utf-8", "replace").rstrip())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 class Part:
     """One process. Made by `start`; belongs to one event loop."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Log) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
         self.pid = process.pid
         self.log = log
         self._process = process
         self.ended = asyncio.create_task(self._follow())
-        """Done, with the exit code, once the process has ended and its log is complete."""
+        """Done, with the exit code, once the process has ended."""
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Part:
         """Start the process; returns at once."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(environ),
-            start_new_session=True,
-            limit=1024 * 1024,
-        )
-        return cls(name, process, Log(log))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # A file and not a pipe: a part must be able to drain, and to say so, when this process has died.
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        return cls(name, process, log)
 
     async def stop(self, grace_s: float) -> int:
         """SIGTERM, then SIGKILL for its whole group after `grace_s`; returns the exit code."""
@@ -114,20 +92,21 @@ class Part:
         end = (
             f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
         )
-        said = next((line for line in reversed(self.log.tail) if line.startswith("headrace ")), "")
+        said = self._last_sentence()
         return f"the {self.name} {end}{f': {said}' if said else ''}"
 
+    def _last_sentence(self) -> str:
+        """What the command said to a person; its log lines are JSON."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+            return next((line for line in reversed(lines) if line.startswith("headrace ")), "")
+        return ""
+
     async def _follow(self) -> int:
-        assert self._process.stdout is not None
-        try:
-            while True:
-                try:
-                    line = await self._process.stdout.readline()
-                except ValueError:  # one line longer than the limit: the rest of it comes next
-                    continue
-                if not line:
-                    break
-                self.log.write(line)
-            return await self._process.wait()
-        finally:
-            self.log.close()
+        """Wait for the end, and keep the log within its bound meanwhile."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOG_CHECK_S):
+                    return await self._process.wait()
+            bound_log(self.log)

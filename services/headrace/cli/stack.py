@@ -155,7 +155,7 @@ class Stack:
             if code == 0 or (code == -signal.SIGTERM and not self._is_up):
                 self.steps.done(title)
             else:
-                complaints.append(f"{part.why()} (log: {part.log.path})")
+                complaints.append(f"{part.why()} (log: {part.log})")
                 self.steps.failed(title, part.why())
         if self._etcd.pid is not None:
             self.steps.begin("stop etcd")
@@ -188,6 +188,8 @@ class Stack:
             command += ["--state-dir", str(self.plan.state_dir / "workers")]
         environ = {**os.environ, PARENT: str(os.getpid())}
         log = self.plan.state_dir / "logs" / f"{name}.log"
+        if name not in self._parts:  # one that is started again goes on in its log
+            log.unlink(missing_ok=True)
         self._parts[name] = await Part.start(name, command, environ, log)
 
     async def _serving(self, name: str) -> None:
@@ -211,7 +213,7 @@ class Stack:
                     last = "answers, and does not serve yet"
                     self.steps.note(name, "starting, not serving yet")
                 await asyncio.sleep(_HEALTH_POLL_S)
-        raise Problem(f"the {name} at {address} {last} after {START_S:g} s", hint=f"its log: {part.log.path}")
+        raise Problem(f"the {name} at {address} {last} after {START_S:g} s", hint=f"its log: {part.log}")
 
     async def _register(self) -> None:
         for engine in self.plan.engines:
@@ -282,4 +284,4 @@ class Stack:
         write_up(self.plan.state_dir, self.addresses)
 
     def _crash(self, part: Part) -> Problem:
-        return Problem(part.why(), hint=f"its log: {part.log.path}")
+        return Problem(part.why(), hint=f"its log: {part.log}")
