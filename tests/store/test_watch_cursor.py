@@ -178,6 +178,12 @@ def test_a_transaction_is_handed_on_whole() -> None:
     assert [change.key for change in decision.changes] == ["a", "b", "c"]
 
 
+def test_events_out_of_order_in_one_response_are_put_in_order() -> None:
+    decision = following(5).delivered(8, (Change("a", 8, b"2", 1, 4), Change("a", 7, b"1", 1, 3)))
+    assert isinstance(decision, News)
+    assert [change.mod_revision for change in decision.changes] == [7, 8]
+
+
 def test_a_known_event_is_dropped_and_counted() -> None:
     cursor = following(5)
     assert cursor.delivered(5, (Change("a", 5, b"x", 1, 2),)) == News()
