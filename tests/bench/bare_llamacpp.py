@@ -111,13 +111,16 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=json.loads, help="JSON list; each is run alone, instead of the built-in ones")
     arguments = parser.parse_args()
     keep = quiet()
     bare = Bare(arguments.model, sequences=max(arguments.concurrency), context=8192, threads=arguments.threads)
     bare.generate(PROMPTS[:1], 4)
+    batches = [[p] for p in arguments.prompts] if arguments.prompts else [PROMPTS[:n] for n in arguments.concurrency]
     for _ in range(arguments.repeat):
-        for count in arguments.concurrency:
-            ids, seconds, _decoding = bare.generate(PROMPTS[:count], arguments.tokens)
+        for prompts in batches:
+            ids, seconds, _decoding = bare.generate(prompts, arguments.tokens)
+            count = len(prompts)
             tokens = count * arguments.tokens
             line = json.dumps({"concurrency": count, "tokens": tokens, "seconds": seconds, "ids": ids})
             print(line, flush=True)

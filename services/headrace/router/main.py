@@ -8,7 +8,6 @@ import secrets
 import time
 
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.presence import Presence
 from headrace.adapters.route_codec import parse_snapshot
 from headrace.api.inference.v1 import inference_service_pb2
 from headrace.control import names
@@ -18,6 +17,7 @@ from headrace.router.service import InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
 from headrace.runtime.membership import Membership
+from headrace.runtime.service_report import ServiceReport
 from headrace.runtime.snapshot_follower import SnapshotFollower
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger, serve_metrics
@@ -53,14 +53,14 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         follower.subscribe(routes.apply)
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))
-        presence = Presence(
-            membership, name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint, follower=follower
+        report = ServiceReport(
+            membership, follower, name=name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint
         )
         get_logger().info("listening", endpoint=server.endpoint, metrics=metrics_endpoint, router=name)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(follower.run(), name="snapshot-follower"),
-                group.create_task(presence.run(), name="presence"),
+                group.create_task(report.run(), name="service-report"),
                 group.create_task(_tend(server, routes, follower, metrics), name="tend"),
             ]
             await stop.wait()
@@ -68,8 +68,8 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             await cancel_and_wait(tasks[2])
             await server.set_serving(False)
             await service.drain(settings.drain_grace_s)
-            await presence.withdraw()
             await cancel_and_wait(*tasks)
+            await report.withdraw()
     get_logger().info("stopped")
 
 
