@@ -101,12 +101,22 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
 
 
 def die_with_parent() -> None:
-    """When `headrace up` started this process, get SIGTERM if it dies, however it dies."""
+    """When `headrace up` started this process, drain if it dies, however it dies.
+
+    The kernel sends its signal once for each thread of a dying parent that the child passes through, and a service
+    takes a second SIGTERM for impatience. So it is another signal that becomes one SIGTERM.
+    """
     parent = os.environ.pop(PARENT, "")
     if parent:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        signal.signal(signal.SIGHUP, _on_orphaned)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
         if os.getppid() != int(parent):  # it died before the line above
             raise click.exceptions.Exit(1)
+
+
+def _on_orphaned(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _own_environment(service: str, cls: type[Settings]) -> dict[str, str]:
