@@ -126,9 +126,7 @@ def _parse_env(text: str, annotation: Any) -> Any:
         return text
 
 
-def _sentence(
-    cls: type[Settings], service: str, error: pydantic.ValidationError, sources: Mapping[str, str]
-) -> str:
+def _sentence(cls: type[Settings], service: str, error: pydantic.ValidationError, sources: Mapping[str, str]) -> str:
     problem = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in problem["loc"])
     field = str(problem["loc"][0]) if problem["loc"] else service

@@ -1,0 +1,1 @@
+"""What every service needs around its decisions: settings, telemetry, tasks, shutdown."""
