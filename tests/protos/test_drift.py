@@ -78,5 +78,6 @@ def test_reasons_are_the_same_in_proto_and_core_and_each_has_a_rule() -> None:
 
 
 def test_finish_reasons_are_the_same_in_proto_and_core() -> None:
-    in_proto = {n.removeprefix("FINISH_REASON_") for n in inference_service_pb2.FinishReason.DESCRIPTOR.values_by_name} - {"UNSPECIFIED"}
+    names = inference_service_pb2.FinishReason.DESCRIPTOR.values_by_name
+    in_proto = {name.removeprefix("FINISH_REASON_") for name in names} - {"UNSPECIFIED"}
     assert in_proto == {finish.name for finish in Finish}
