@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from headrace.runtime.telemetry import configure_logging
 PARENT = "HEADRACE_PARENT_PID"
 """Set by `headrace up`: the process whose death ends this one."""
 _PR_SET_PDEATHSIG = 1
+_ORPHANED_S = 0.05
 _KUBERNETES = re.compile(r"_(SERVICE_(HOST|PORT)|PORT)(_|$)")
 """Kubernetes sets these in every pod for a Service named, say, headrace-router."""
 
@@ -97,7 +99,15 @@ class _Service(click.Command):
 
 
 async def _until_stopped(run: Run, settings: Settings) -> None:
-    await run(settings, stop_on_signals(asyncio.get_running_loop()))
+    try:
+        await run(settings, stop_on_signals(asyncio.get_running_loop()))
+    except BaseExceptionGroup as group:  # a task group's wrapping is no news to an operator
+        wrong = group.subgroup(SettingsError)
+        while isinstance(wrong, BaseExceptionGroup):
+            wrong = wrong.exceptions[0]
+        if wrong is None:
+            raise
+        raise wrong from None
 
 
 def die_with_parent() -> None:
@@ -116,7 +126,8 @@ def die_with_parent() -> None:
 
 def _on_orphaned(_number: int, _frame: object) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    os.kill(os.getpid(), signal.SIGTERM)
+    # Later and not here: uvloop runs a handler twice for a signal that is raised inside another one's.
+    threading.Timer(_ORPHANED_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 
 def _own_environment(service: str, cls: type[Settings]) -> dict[str, str]:
