@@ -18,6 +18,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+DOCUMENTED = "headrace/api/documented.binpb"
+"""The protos with their comments, for server reflection."""
 
 
 def generate(into: Path) -> list[Path]:
@@ -27,11 +29,13 @@ def generate(into: Path) -> list[Path]:
         sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}",
         f"--python_out={into}", f"--pyi_out={into}",
         f"--grpc_python_out={into}", f"--mypy_grpc_out=quiet:{into}",
+        f"--descriptor_set_out={into / DOCUMENTED}", "--include_source_info",
         f"--plugin=protoc-gen-mypy_grpc={Path(sysconfig.get_path('scripts')) / 'protoc-gen-mypy_grpc'}",
         *protos,
     ]  # fmt: skip
+    (into / DOCUMENTED).parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(command, check=True, cwd=ROOT, timeout=120)
-    written = sorted(into.rglob("*_pb2*.py*"))
+    written = [into / DOCUMENTED, *sorted(into.rglob("*_pb2*.py*"))]
     for path in written:
         if path.name.endswith(("_pb2_grpc.py", "_pb2_grpc.pyi")) and "service" not in path.name:
             path.unlink()  # a file without a service gives an empty module
@@ -40,9 +44,7 @@ def generate(into: Path) -> list[Path]:
 
 def main() -> None:
     """Parse the arguments and do what they ask."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=ROOT, metavar="DIR")
     parser.add_argument("--baseline", action="store_true")
     arguments = parser.parse_args()

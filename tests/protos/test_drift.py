@@ -20,8 +20,9 @@ PROTOS = Path(__file__).resolve().parents[2] / "protos"
 BUF = shutil.which("buf") or str(Path(sysconfig.get_path("scripts")) / "buf")
 
 
-def generated(root: Path) -> dict[str, str]:
-    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*_pb2*.py*") if "__pycache__" not in p.parts}
+def generated(root: Path) -> dict[str, bytes]:
+    made = [root / "headrace/api/documented.binpb", *root.rglob("*_pb2*.py*")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in made if "__pycache__" not in path.parts}
 
 
 def test_the_committed_code_is_what_the_protos_make(tmp_path: Path) -> None:

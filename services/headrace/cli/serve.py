@@ -102,7 +102,7 @@ async def _until_stopped(run: Run, settings: Settings) -> None:
     try:
         await run(settings, stop_on_signals(asyncio.get_running_loop()))
     except BaseExceptionGroup as group:  # a task group's wrapping is no news to an operator
-        wrong = group.subgroup(SettingsError)
+        wrong: BaseException | None = group.subgroup(SettingsError)
         while isinstance(wrong, BaseExceptionGroup):
             wrong = wrong.exceptions[0]
         if wrong is None:

@@ -132,7 +132,6 @@ def _check_size(request: pb.GenerateRequest, kind: str | None, limits: RequestLi
             raise validation.size_refusal("conversation.messages", size, limit, unit="Bytes")
 
 
-
 def _check_context(request: pb.GenerateRequest, revision: Revision) -> None:
     """Refuse token ids that cannot fit; a text's tokens are only known to the engine, which decides then."""
     count, context = len(request.tokens.ids), revision.execution.context_tokens

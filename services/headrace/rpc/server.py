@@ -17,11 +17,11 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from headrace.control.errors import Failure
 from headrace.rpc import status
 from headrace.rpc.channels import MESSAGE_BYTES_MAX, SERVER_OPTIONS
+from headrace.rpc.reflection import enable_reflection
 from headrace.rpc.requests import Refused, bounded
 from headrace.runtime.settings import SettingsError
 
@@ -104,8 +104,7 @@ class Server:
         Raises:
             SettingsError: the address cannot be bound; names the setting.
         """
-        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
+        enable_reflection([*self._names, health.SERVICE_NAME], self._server)
         await self.set_serving(False)
         try:
             self.port = self._server.add_insecure_port(self._address)

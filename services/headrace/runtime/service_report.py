@@ -14,6 +14,7 @@ import time
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control.errors import Failure
 from headrace.runtime.membership import Membership
+from headrace.runtime.settings import SettingsError
 from headrace.runtime.snapshot_follower import SnapshotFollower
 from headrace.runtime.telemetry import get_logger
 
@@ -54,7 +55,11 @@ class ServiceReport:
         follower.observe(self._changed.set)
 
     async def run(self) -> None:
-        """Register, then report each change, until cancelled. Without a store it waits for one."""
+        """Register, then report each change, until cancelled. Without a store it waits for one.
+
+        Raises:
+            SettingsError: another process has taken the name over; two of one name cannot both serve.
+        """
         while True:
             try:
                 await self._membership.register(self._key, self._value())
@@ -68,10 +73,9 @@ class ServiceReport:
             self._changed.clear()
             try:
                 await self._membership.update(self._key, self._value())
-            except Failure:
-                # Two processes with one name; the newer one reports from now on.
-                get_logger().error("service_record_taken_over", key=self._key)
-                return
+            except Failure as failure:
+                name = self._record.name
+                raise SettingsError(f"setting 'name': another process took over {name} ({failure.message})") from None
 
     async def withdraw(self) -> None:
         """Delete the record; without a store it goes with the lease."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import prometheus_client
 import structlog
+
 from headrace.runtime.settings import SettingsError
 
 _FRAMES_MAX = 20

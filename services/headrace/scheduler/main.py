@@ -12,15 +12,13 @@ import time
 from typing import Any
 
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.presence import Presence
 from headrace.adapters.route_codec import parse_snapshot
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempts import AttemptLedger
-from headrace.control.errors import Failure
 from headrace.control.resources import FailureDomain
 from headrace.rpc.server import Server
 from headrace.runtime.membership import Membership
-from headrace.runtime.settings import SettingsError
+from headrace.runtime.service_report import ServiceReport
 from headrace.runtime.snapshot_follower import SnapshotFollower
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger, serve_metrics
@@ -80,32 +78,32 @@ class _Scheduler:
             try:
                 self._identity.endpoint = self._settings.advertise or server.endpoint
                 metrics = serve_metrics(make_registry(self._relay, self._fleet), self._settings.metrics_listen)
-                presence = Presence(
+                report = ServiceReport(
                     self._membership,
-                    self._name,
+                    self._follower,
+                    name=self._name,
                     endpoint=self._identity.endpoint,
                     metrics_endpoint=metrics,
-                    follower=self._follower,
                 )
                 get_logger().info("listening", endpoint=self._identity.endpoint, metrics=metrics, scheduler=self._name)
                 ticking = asyncio.create_task(self._tick(), name="tick")
                 try:
                     async with self._fleet:
-                        problem = await self._serve(server, presence, stop)
+                        problem = await self._serve(server, report, stop)
                 finally:
                     await cancel_and_wait(ticking)
-                await presence.withdraw()
+                await report.withdraw()
                 self._service.close()
             finally:
                 await server.stop(CLOSE_S)
         if problem is not None:
             raise problem
 
-    async def _serve(self, server: Server, presence: Presence, stop: asyncio.Event) -> Exception | None:
+    async def _serve(self, server: Server, report: ServiceReport, stop: asyncio.Event) -> Exception | None:
         """Serve until `stop`, or until a task of ours ends, and begin to drain; returns why, if it was not `stop`."""
         self._follower.subscribe(self._fleet.apply)
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(presence.run(), name="presence"),
+            asyncio.create_task(report.run(), name="service-report"),
             asyncio.create_task(self._follower.run(), name="snapshot"),
             asyncio.create_task(stop.wait(), name="stop"),
         ]
@@ -114,9 +112,6 @@ class _Scheduler:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except Failure as failure:
-            name = self._settings.name
-            return SettingsError(f"setting 'name': another Scheduler took over the name {name!r} ({failure.message})")
         except Exception as error:
             return error
         finally:
