@@ -230,7 +230,7 @@ BAD = {
         Reason.INVALID_REQUEST,
         "conversation.messages[0].role",
     ),
-    "token id out of the vocabulary": ({"tokens": {"ids": [10_000_000]}}, Reason.INVALID_REQUEST, "tokens"),
+    "token id out of the vocabulary": ({"tokens": {"ids": [10_000_000]}}, Reason.INVALID_REQUEST, "tokens.ids"),
 }
 
 

@@ -7,6 +7,7 @@ never a guess.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,14 @@ _ROLES: Mapping[int, str] = {
     inference_pb2.ROLE_USER: "user",
     inference_pb2.ROLE_ASSISTANT: "assistant",
 }
+
+_PUBLIC_FIELDS = {
+    "tokens": "tokens.ids",
+    "messages": "conversation.messages",
+    "stop": "stop.strings",
+    "stop_token_ids": "stop.token_ids",
+}
+"""Fields that the engine contract names otherwise than headrace.api.inference.v1."""
 
 
 def dispatched(message: pb.Dispatch, *, session: int, context_tokens: int) -> Dispatched:
@@ -190,7 +199,13 @@ def engine_failure(error: Mapping[str, Any] | None) -> Failure:
         reason = Reason.ENGINE_FAILED
     metadata = {str(key): str(value) for key, value in (error.get("metadata") or {}).items()}
     message = str(error.get("message") or "The engine failed on this request.")
-    return Failure(reason, message, field=str(error.get("field") or ""), metadata=metadata)
+    return Failure(reason, message, field=_public_field(str(error.get("field") or "")), metadata=metadata)
+
+
+def _public_field(field: str) -> str:
+    """Path in the public request of a field of the engine contract."""
+    head = re.split(r"[.\[]", field, maxsplit=1)[0]
+    return _PUBLIC_FIELDS[head] + field[len(head) :] if head in _PUBLIC_FIELDS else field
 
 
 def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
