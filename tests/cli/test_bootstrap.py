@@ -68,6 +68,22 @@ def test_a_cxx_compiler_without_its_library_is_said(tmp_path: Path, monkeypatch:
         machine.check_compilers({})
 
 
+def test_a_python_without_its_library_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.sysconfig, "get_config_var", lambda _name: str(tmp_path))
+    monkeypatch.setattr(machine.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(machine.ctypes.util, "find_library", lambda _name: None)
+    assert not machine.has_libpython(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / machine.libpython_name()).touch()
+    assert machine.has_libpython(tmp_path)
+
+
+def test_a_library_that_cannot_be_fetched_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(machine.Stop, match=r"Triton needs libpython3\.\d+\.so\.1\.0, .* apt install libpython3"):
+        machine.fetch_libpython(tmp_path)
+
+
 def test_a_full_disk_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)

@@ -38,6 +38,8 @@ from headrace.dev.machine import (  # noqa: E402
     check_platform,
     check_python,
     check_venv_module,
+    fetch_libpython,
+    has_libpython,
     usable_python,
 )
 from headrace.dev.progress import Progress  # noqa: E402
@@ -263,6 +265,9 @@ def bootstrap(extras: list[str], progress: Progress) -> None:
         sys.stderr.write(f"Setting up {VENV} (logs: {LOGS})\n")
     create_venv(progress)
     STAMP.unlink(missing_ok=True)
+    if not has_libpython(VENV):
+        with progress.phase("fetching this Python's shared library"):
+            fetch_libpython(VENV)
     wheel = build_wheel(folder, llama_version(pyproject), progress) if "worker-cpu" in extras else None
     install(extras, wheel, progress)
     STAMP.write_text(json.dumps({"key": key, "extras": extras}), encoding="utf-8")

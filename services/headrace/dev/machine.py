@@ -5,9 +5,13 @@ Each check says what is missing and what to do, in one sentence.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes.util
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -66,6 +70,40 @@ def check_compilers(environ: dict[str, str]) -> None:
         )  # fmt: skip
     if result.returncode != 0:
         raise Stop(f"the C++ compiler {compiler} does not compile a small program: apt install g++")
+
+
+def libpython_name() -> str:
+    """File name of this Python's shared library, which Triton's Python backend links to."""
+    return f"libpython{sys.version_info[0]}.{sys.version_info[1]}.so.1.0"
+
+
+def has_libpython(venv: Path) -> bool:
+    """Whether it is where headrace.triton.workspace looks: beside this Python, in `venv`, or on the system."""
+    folders = [sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix, "lib"), venv / "lib"]
+    if any(folder and Path(folder, libpython_name()).is_file() for folder in folders):
+        return True
+    return ctypes.util.find_library(libpython_name()[3:].partition(".so")[0]) is not None
+
+
+def fetch_libpython(venv: Path) -> None:
+    """Put the library into `venv` from its Debian package, which takes no root and changes nothing else.
+
+    Debian's python3 is linked statically, so a fresh system has no libpython.
+
+    Raises:
+        Stop: apt is not here or does not know the package.
+    """
+    package = libpython_name().partition(".so")[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in (package, f"{package}t64"):  # the second is Ubuntu 24.04's
+            for command in (["apt-get", "download", "-qq", name], ["sh", "-c", "dpkg-deb -x ./*.deb out"]):
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    subprocess.run(command, cwd=scratch, capture_output=True, timeout=120, check=False)
+            found = next(Path(scratch).glob(f"out/usr/lib/**/{libpython_name()}"), None)
+            if found:
+                shutil.copy(found, venv / "lib" / libpython_name())
+                return
+    raise Stop(f"Triton needs {libpython_name()}, which this Python comes without: apt install {package}")
 
 
 def check_disk(*folders: Path) -> None:

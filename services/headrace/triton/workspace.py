@@ -123,13 +123,17 @@ def _copy(server: Path, stub: Path, target: Path) -> None:
 
 
 def _libpython(python: str) -> tuple[Path, ...]:
-    """Directories that hold this interpreter's shared library, which the stub links to."""
+    """Directories that hold this interpreter's shared library, which the stub links to.
+
+    Debian's python3 is linked statically and comes without it; headrace.dev.bootstrap puts it into the environment.
+    """
     name = f"libpython{python}.so.1.0"
-    for directory in (sysconfig.get_config_var("LIBDIR"), os.path.join(sys.base_prefix, "lib")):  # noqa: PTH118
+    prefixes = (os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.prefix))  # noqa: PTH118
+    for directory in (sysconfig.get_config_var("LIBDIR"), *prefixes):
         if directory and Path(directory, name).is_file():
             return (Path(directory),)
     if ctypes.util.find_library(f"python{python}"):
         return ()  # on the system's own search path
     raise SettingsError(
-        f"the worker needs {name}: use a Python built with --enable-shared, or install libpython{python}"
+        f"the worker needs {name}: apt install libpython{python}, or use a Python built with --enable-shared"
     )
