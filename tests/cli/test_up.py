@@ -140,6 +140,14 @@ def test_a_port_in_use_is_one_sentence_before_anything_starts(tmp_path: Path) ->
     assert not (tmp_path / "s").exists()
 
 
+def test_a_second_stack_in_the_same_directory_is_refused(synthetic: RunningStack) -> None:
+    result = refused("--port-base", "0", "--state-dir", str(synthetic.state_dir), "--engine", "synthetic")
+    assert synthetic.run("status").returncode == 0
+    assert stop(synthetic) == 0
+    assert result.returncode == 2
+    assert f"headrace: a stack is already up in {synthetic.state_dir}" in result.stderr
+
+
 def test_a_missing_model_file_is_one_sentence(tmp_path: Path) -> None:
     result = refused("--model", str(tmp_path / "no.gguf"))
     assert result.returncode == 2

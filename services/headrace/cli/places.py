@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 
 from headrace.cli.problems import EXIT_USAGE, Problem
 
@@ -97,6 +99,29 @@ class Addresses:
     """Of `headrace up`."""
     pids: Mapping[str, int] = field(default_factory=dict)
     """Of its parts."""
+
+
+def own(state_dir: Path) -> IO[bytes]:
+    """Make the directory and take it for this process; whoever holds the result open has it.
+
+    Raises:
+        Problem: another stack has it, or it cannot be made.
+    """
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (state_dir / "lock").open("wb")
+    except OSError as error:
+        raise Problem(f"--state-dir: cannot write {state_dir}: {error.strerror}", code=EXIT_USAGE) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise Problem(
+            f"a stack is already up in {state_dir}",
+            hint="`headrace status` shows it; for a second one choose another --state-dir",
+            code=EXIT_USAGE,
+        ) from None
+    return lock
 
 
 def write_up(state_dir: Path, addresses: Addresses) -> None:

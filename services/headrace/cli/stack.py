@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,13 +24,14 @@ from headrace.adapters.etcd_process import EtcdProcess, find_etcd
 from headrace.api.registry.v1 import resources_pb2
 from headrace.cli import weights
 from headrace.cli.parts import Part, adopt_orphans, end_orphans
-from headrace.cli.places import HOST, Addresses, Ports, remove_up, write_up
+from headrace.cli.places import HOST, Addresses, Ports, own, remove_up, write_up
 from headrace.cli.problems import Problem
 from headrace.cli.registration import Admin, Execution, manifest, model_id
 from headrace.cli.serve import PARENT
 from headrace.cli.show import Steps
 from headrace.rpc.channels import CLIENT_OPTIONS
 from headrace.runtime.settings import SettingsError
+from headrace.triton.process import bound_log
 
 START_S = 90.0
 LOAD_S = 600.0
@@ -75,7 +76,9 @@ class Stack:
         """Where progress is shown; may be replaced between calls."""
         self._parts: dict[str, Part] = {}
         self._is_up = False
+        self._lock: IO[bytes] | None = None
         self._stopping = False
+        self._etcd_log = plan.state_dir / "etcd" / "etcd.log"
         self._etcd = EtcdProcess(
             plan.state_dir / "etcd", client_port=plan.ports.etcd, setting=plan.ports_setting.lstrip("-")
         )
@@ -103,7 +106,7 @@ class Stack:
             SettingsError: etcd did not.
         """
         self.plan.ports.check_free(self.plan.ports_setting)
-        self.plan.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = own(self.plan.state_dir)
         adopt_orphans()
         await self._start_etcd()
         for name in reversed(STOP_ORDER):
@@ -130,19 +133,20 @@ class Stack:
         while True:
             ended = [part.ended for part in self._parts.values()]
             await asyncio.wait(ended, timeout=_ETCD_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            bound_log(self._etcd_log)
             gone = [part for part in self._parts.values() if part.ended.done()]
             if gone and not self.plan.restart:
                 raise self._crash(gone[0])
             if self._etcd.pid is None and not self.plan.restart:
-                log = self.plan.state_dir / "etcd" / "etcd.log"
-                raise Problem("the etcd of this stack has ended", hint=f"its log: {log}")
+                raise Problem("the etcd of this stack has ended", hint=f"its log: {self._etcd_log}")
             if gone or self._etcd.pid is None:
                 await self._revive(gone)
 
     async def stop(self) -> list[str]:
         """End everything in order; returns a sentence for each part that did not end well."""
         self._stopping = True
-        remove_up(self.plan.state_dir)
+        if self._lock is not None:
+            remove_up(self.plan.state_dir)
         complaints = []
         for name in STOP_ORDER:
             part = self._parts.pop(name, None)
@@ -162,6 +166,8 @@ class Stack:
             await self._etcd.stop()
             self.steps.done("stop etcd")
         end_orphans(())
+        if self._lock is not None:
+            self._lock.close()
         return complaints
 
     def kill(self) -> None:

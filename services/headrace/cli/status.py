@@ -78,4 +78,4 @@ def _cell(column: str, value: Any) -> Text:
         return Text(str(value).replace("models/", "").replace("/revisions/", " ").replace("artifacts/", ""))
     if column == "state":
         return Text(str(value), "green" if value in _GOOD else "yellow" if value in _PASSING else "red")
-    return Text(str(value))
+    return Text("" if value is None else str(value))
