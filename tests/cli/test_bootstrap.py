@@ -143,6 +143,24 @@ def test_a_failed_command_is_one_sentence_with_the_log(tmp_path: Path, monkeypat
     assert "noise" in (tmp_path / "x.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["noise", "ERROR: No space left", "ERROR: two"], "ERROR: No space left"),
+        (["x.cpp:3:1: error: expected ;", "ninja: stopped"], "x.cpp:3:1: error: expected ;"),
+        (
+            ["WARNING: Retrying (...) after connection broken by 'NewConnectionError('refused')': /simple",
+             "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"],
+            "the package index cannot be reached (NewConnectionError): check the network",
+        ),
+        (["only this"], "only this"),
+        ([], "no output"),
+    ],
+)  # fmt: skip
+def test_the_line_that_says_why_is_found(lines: list[str], says: str) -> None:
+    assert bootstrap.failure_in(lines) == says
+
+
 def fresh_checkout(tmp_path: Path) -> Path:
     """What the script needs of a checkout, without an environment."""
     root = tmp_path / "checkout"

@@ -157,10 +157,24 @@ def run(command: list[str], log: str, on_line: Callable[[str], None], environ: d
         finally:
             watchdog.cancel()
     if code != 0:
-        text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line.strip() for line in text if re.match(r"\s*(ERROR|error|fatal error)\b", line)]
-        said = (errors or [line.strip() for line in text if line.strip()] or ["no output"])[0]
-        raise Stop(f"{Path(command[0]).name} {' '.join(command[1:4])} failed: {said} (all of it: {path})")
+        lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+        raise Stop(f"{_named(command)} failed: {failure_in(lines)} (all of it: {path})")
+
+
+def failure_in(lines: list[str]) -> str:
+    """The line of a log that says why, in the order in which tools say it."""
+    unreachable = [line for line in lines if line.startswith("WARNING: Retrying")]
+    errors = [line for line in lines if re.match(r"(ERROR|error|fatal error|.*: error:)", line)]
+    if unreachable and any("from versions: none" in line for line in errors):
+        cause = re.search(r"broken by '?(\w+)\((.*?)[,)]", unreachable[0])
+        return f"the package index cannot be reached{f' ({cause[1]})' if cause else ''}: check the network"
+    return (errors or [line for line in lines if line] or ["no output"])[0]
+
+
+def _named(command: list[str]) -> str:
+    if command[1:3] == ["-m", "pip"]:
+        return f"pip {next(word for word in command[3:] if not word.startswith('-'))}"
+    return " ".join([Path(command[0]).name, *command[1:3]])
 
 
 def create_venv(progress: Progress) -> None:
