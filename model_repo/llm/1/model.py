@@ -11,8 +11,11 @@ _HERE = str(Path(__file__).resolve().parent)
 if _HERE not in sys.path:
     # `headrace` is a namespace package: this directory adds the portion `headrace.engine` to whatever is installed.
     sys.path.insert(0, _HERE)
-# ggml's OpenMP workers spin between steps otherwise, and take the cores of the server, the Scheduler and the Router.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# How long ggml's OpenMP workers spin at a barrier before they sleep. Libgomp's default, about a millisecond, takes the
+# cores of Triton, Scheduler and Router; not to spin at all costs llama.cpp half its speed.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# ggml would start a debugger on an assertion; the process dies either way, and its supervisor starts it anew.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 import numpy as np  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
