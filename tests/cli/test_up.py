@@ -172,16 +172,27 @@ def test_a_damaged_default_model_is_one_sentence(tmp_path: Path) -> None:
     assert "was expected" in result.stderr
 
 
-def test_a_wrong_setting_of_a_part_is_its_own_sentence(tmp_path: Path) -> None:
+def test_a_wrong_setting_of_a_service_is_found_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "headrace.toml"
     config.write_text("[scheduler]\n\nthreads = -1\n")
     state_dir = tmp_path / "state"
     result = refused(
         "--port-base", "0", "--state-dir", str(state_dir), "--engine", "synthetic", "--config", str(config)
     )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"headrace: scheduler setting 'threads' ({config}, line 3): ")
+    assert not state_dir.exists()
+
+
+def test_what_a_service_says_when_it_does_not_start_is_passed_on(tmp_path: Path) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_text(f'[scheduler]\nmodel_repository = "{tmp_path}"\netcd_ca_file = "{tmp_path}/no.pem"\n')
+    result = refused(
+        "--port-base", "0", "--state-dir", str(tmp_path / "s"), "--engine", "synthetic", "--config", str(config)
+    )
     assert result.returncode == 1
-    assert "the scheduler ended with code 2: headrace scheduler setting 'threads'" in result.stderr
-    assert f"{config}, line 3" in result.stderr
+    assert "headrace: the scheduler ended with code 2: headrace scheduler setting 'etcd_ca_file'" in result.stderr
+    assert f"its log: {tmp_path}/s/logs/scheduler.log" in result.stderr
 
 
 def test_the_demo_streams_an_answer_and_leaves_nothing(tmp_path: Path) -> None:

@@ -27,16 +27,16 @@ from headrace.cli.parts import Part, adopt_orphans, end_orphans
 from headrace.cli.places import HOST, Addresses, Ports, own, remove_up, write_up
 from headrace.cli.problems import Problem
 from headrace.cli.registration import Admin, Execution, manifest, model_id
-from headrace.cli.serve import PARENT
+from headrace.cli.serve import PARENT, service_settings
 from headrace.cli.show import Steps
 from headrace.rpc.channels import CLIENT_OPTIONS
-from headrace.runtime.settings import SettingsError
+from headrace.runtime.settings import SettingsError, load_settings
 from headrace.triton.process import bound_log
 
 START_S = 90.0
 LOAD_S = 600.0
-STOP_S = 40.0
-"""More than the services' own drain_grace_s, which is 30."""
+STOP_MARGIN_S = 10.0
+"""Beside a service's own drain_grace_s."""
 _ETCD_POLL_S = 0.5
 _HEALTH_POLL_S = 0.1
 _RESTART_PAUSE_S = 0.5
@@ -77,6 +77,7 @@ class Stack:
         self._parts: dict[str, Part] = {}
         self._is_up = False
         self._lock: IO[bytes] | None = None
+        self._grace_s: dict[str, float] = {}
         self._stopping = False
         self._etcd_log = plan.state_dir / "etcd" / "etcd.log"
         self._etcd = EtcdProcess(
@@ -103,9 +104,10 @@ class Stack:
 
         Raises:
             Problem: a part or a worker did not come up; names it and its log.
-            SettingsError: etcd did not.
+            SettingsError: etcd did not, or a setting of a service is wrong, which is found before anything starts.
         """
         self.plan.ports.check_free(self.plan.ports_setting)
+        self._grace_s = {name: self._drain_grace_s(name) for name in STOP_ORDER}
         self._lock = own(self.plan.state_dir)
         adopt_orphans()
         await self._start_etcd()
@@ -154,7 +156,7 @@ class Stack:
                 continue
             title = f"stop {name}"
             self.steps.begin(title, "draining")
-            code = await part.stop(STOP_S)
+            code = await part.stop(self._grace_s[name] + STOP_MARGIN_S)
             # Before it has come up a service may not handle SIGTERM yet; nothing was running then.
             if code == 0 or (code == -signal.SIGTERM and not self._is_up):
                 self.steps.done(title)
@@ -197,6 +199,10 @@ class Stack:
         if name not in self._parts:  # one that is started again goes on in its log
             log.unlink(missing_ok=True)
         self._parts[name] = await Part.start(name, command, environ, log)
+
+    def _drain_grace_s(self, name: str) -> float:
+        settings = load_settings(service_settings(name), name, file=self.plan.config, environ=os.environ)
+        return float(getattr(settings, "drain_grace_s", 0.0))
 
     async def _serving(self, name: str) -> None:
         """Wait until the service says SERVING."""
