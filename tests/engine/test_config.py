@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from headrace.engine.config import ENVIRONMENT_VARIABLE, ConfigError, load_config, parse_config
 
 

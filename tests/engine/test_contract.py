@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from headrace.engine import contract
 from headrace.engine.contract import COLUMNS, Reply, StepBatch, WireError
 from headrace.engine.request import (
@@ -20,8 +23,6 @@ from headrace.engine.request import (
     parse_generate,
     parse_request,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 DATATYPES = {"int64": "INT64", "int32": "INT32", "uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 

@@ -107,8 +107,8 @@ class Engine:
         return True
 
     def _run(self) -> None:
-        # Warmed up in the thread that computes later: OpenMP keeps a team of workers for each thread that enters it, and
-        # with two teams on the machine's cores it stops spinning at barriers, which costs llama.cpp a third of its speed.
+        # Warmed up in the thread that computes later: OpenMP keeps a team of workers for each thread that enters it.
+        # With two teams on the same cores it stops spinning at barriers, which costs llama.cpp a third of its speed.
         try:
             self._backend.warm_up()
         except Exception as error:

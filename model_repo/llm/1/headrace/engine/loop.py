@@ -17,14 +17,9 @@ from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Sub
 from headrace.engine.owner import Owner, Sink
 from headrace.engine.pieces import PieceTable
 from headrace.engine.prefix_cache import MATCH_MIN, PrefixIndex
-from headrace.engine.request import (
-    DEADLINE_EXCEEDED,
-    ENGINE_FAILED,
-    OVERLOADED,
-    RefusalError,
-    Rejected,
-)
-from headrace.engine.sequence import Phase, Prepared, Sequence, plan_prefill
+from headrace.engine.request import DEADLINE_EXCEEDED, ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
+from headrace.engine.running import Running
+from headrace.engine.sequence import Phase, Prepared, Sequence
 
 SECOND_NS = 1_000_000_000
 # The contract says one second at most; what is left is for the sender and a slow step.
@@ -58,10 +53,7 @@ class EngineLoop:
         self._pieces = PieceTable(backend.piece, backend.facts.end_tokens)
         self._sequences: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
-        self._prefilling: list[Sequence] = []
-        self._decoding: list[Sequence] = []
-        self._decoding_lanes: list[int] = []
-        self._paused: set[int] = set()
+        self._running = Running()
         self._owner: Owner | None = None
         self._one_shots: list[Owner] = []
         self._is_blocked = False  # the head of the queue did not fit, and nothing was given back since
@@ -69,8 +61,6 @@ class EngineLoop:
         self._next_alive_ns = 0
         self._steps = self._generated = self._prompted = self._cached = 0
         self.failure: str | None = None
-
-    # --- what the thread around it calls -------------------------------------------------------------------
 
     def turn(self, operations: list[Operation]) -> None:
         """Takes `operations` in order, then runs at most one step. Never raises for what a request causes."""
@@ -85,8 +75,8 @@ class EngineLoop:
         self._flush(steps)
 
     def wait_s(self) -> float:
-        """How long the loop may sleep on its inbox: 0 when there is a step to run."""
-        if self._has_step():
+        """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
+        if self._running.has_step or (self._waiting and not self._is_blocked):
             return 0.001 if self._is_congested() else 0.0
         now = self._clock()
         until = self._next_alive_ns
@@ -101,7 +91,7 @@ class EngineLoop:
         return {
             "active": self._ledger.active,
             "waiting": len(self._waiting),
-            "paused": len(self._paused),
+            "paused": len(self._running.paused),
             "slots": self._ledger.slots,
             "kv_cells": self._ledger.cells,
             "kv_reserved": self._ledger.reserved_cells,
@@ -127,8 +117,6 @@ class EngineLoop:
         for owner in [*self._one_shots, *([self._owner] if self._owner else [])]:
             owner.sink.close(owner.take(0, self._clock()))
         self._one_shots, self._owner = [], None
-
-    # --- operations ----------------------------------------------------------------------------------------
 
     def _take(self, operation: Operation) -> None:
         match operation:
@@ -177,8 +165,7 @@ class EngineLoop:
             self._admit(now)
             if len(self._waiting) > self._max_waiting:
                 last = self._waiting.pop()
-                error = RefusalError(OVERLOADED, "The engine's queue is full.")
-                self._refuse(last, error)
+                self._refuse(last, RefusalError(OVERLOADED, "The engine's queue is full."))
 
     def _grant(self, seq: int, limit: int) -> None:
         sequence = self._sequences.get(seq)
@@ -186,12 +173,7 @@ class EngineLoop:
             return
         sequence.grant(limit)
         if sequence.phase is Phase.PAUSED and sequence.generated < sequence.limit:
-            self._paused.discard(seq)
-            sequence.phase = Phase.DECODING
-            self._decoding.append(sequence)
-            self._decoding_lanes.append(sequence.lane)
-
-    # --- owners and deadlines ------------------------------------------------------------------------------
+            self._running.decode(sequence)
 
     def _end_lost_owners(self) -> None:
         if self._owner is not None and self._owner.sink.is_lost:
@@ -225,8 +207,6 @@ class EngineLoop:
         self._is_blocked = False
         sequence.owner.tell(refused(sequence.id, error))
 
-    # --- admission -----------------------------------------------------------------------------------------
-
     def _admit(self, now: int) -> None:
         """First come, first served: a big request at the head is never overtaken, so it cannot starve."""
         while self._waiting and not self._is_blocked:
@@ -249,9 +229,8 @@ class EngineLoop:
                     self._backend.copy_prefix(match.lane, lane, match.length)
             self._backend.begin(lane, prompt, sequence.request.sampling, sequence.request.top_logprobs)
             self._index.put(lane, prompt, sequence.position)
-            sequence.phase = Phase.PREFILLING
             sequence.admitted_ns = now
-            self._prefilling.append(sequence)
+            self._running.start(sequence)
             self._prompted += len(prompt)
             self._cached += sequence.cached
             sequence.owner.tell(admitted(sequence))
@@ -260,22 +239,17 @@ class EngineLoop:
         self._index.remove(lane)
         self._backend.free(lane)
 
-    # --- a step --------------------------------------------------------------------------------------------
-
-    def _has_step(self) -> bool:
-        return bool(self._decoding) or bool(plan_prefill(self._prefilling, 1))
-
     def _is_congested(self) -> bool:
         return (self._owner is not None and self._owner.sink.is_congested) or any(
             owner.sink.is_congested for owner in self._one_shots
         )
 
     def _step(self) -> int:
-        plan = plan_prefill(self._prefilling, self._prefill_chunk) if self._prefilling else []
-        decoding = self._decoding
+        plan = self._running.plan(self._prefill_chunk)
+        decoding = self._running.decoding
         if (not plan and not decoding) or self._is_congested():
             return 0
-        sampled = self._backend.step(self._decoding_lanes, [chunk for _, chunk in plan])
+        sampled = self._backend.step(self._running.lanes, [chunk for _, chunk in plan])
         self._steps += 1
         tokens, details = sampled.tokens, sampled.details
         self._generated += len(tokens)
@@ -317,11 +291,8 @@ class EngineLoop:
             sequence.position += len(chunk.tokens)
             self._index.grow(sequence.lane, sequence.position)
             if chunk.is_last:
-                self._prefilling.remove(sequence)
-                sequence.phase = Phase.DECODING
                 sequence.first_token_ns = now
-                self._decoding.append(sequence)
-                self._decoding_lanes.append(sequence.lane)
+                self._running.decode(sequence)
                 first.append((sequence, index))
                 index += 1
         return first
@@ -352,17 +323,8 @@ class EngineLoop:
     def _pause_or_end(self, sequence: Sequence) -> None:
         if sequence.generated >= sequence.max_tokens:
             self._finish(sequence, "length")
-            return
-        sequence.phase = Phase.PAUSED
-        self._paused.add(sequence.id)
-        self._leave_batch(sequence)
-
-    def _leave_batch(self, sequence: Sequence) -> None:
-        if sequence in self._decoding:
-            self._decoding.remove(sequence)
-            self._decoding_lanes.remove(sequence.lane)
-
-    # --- ends ----------------------------------------------------------------------------------------------
+        else:
+            self._running.pause(sequence)
 
     def _finish(
         self,
@@ -376,15 +338,12 @@ class EngineLoop:
     ) -> None:
         """The one way to the end of an accepted sequence: slot and cells first, then the event."""
         del self._sequences[sequence.id]
-        phase, sequence.phase = sequence.phase, Phase.FINISHED
-        if phase is Phase.WAITING:
+        if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
         else:
-            if phase is Phase.PREFILLING:
-                self._prefilling.remove(sequence)
-            self._paused.discard(sequence.id)
-            self._leave_batch(sequence)
+            self._running.remove(sequence)
             self._release(sequence, keep=keep, touch_backend=touch_backend)
+        sequence.phase = Phase.FINISHED
         self._is_blocked = False
         if not sequence.joiner.is_empty:
             has_logprobs = sequence.request.top_logprobs is not None
@@ -403,8 +362,6 @@ class EngineLoop:
         self._index.remove(lane)
         if touch_backend:
             self._backend.free(lane)
-
-    # --- telling -------------------------------------------------------------------------------------------
 
     def _alive(self) -> dict[str, Any]:
         return {"type": "alive", "stats": self.stats()}
