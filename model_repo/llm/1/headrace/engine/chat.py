@@ -58,5 +58,5 @@ class ChatTemplate:
 
 def _reject(message: object) -> NoReturn:
     """`raise_exception` of chat templates: the conversation does not have the shape that the model wants."""
-    sentence = f"The chat template rejects these messages: {str(message)[:200]}"
+    sentence = f"The chat template rejects these messages: {str(message)[:200].rstrip(' .')}."
     raise RefusalError(INVALID_REQUEST, sentence, "messages")

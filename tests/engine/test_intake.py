@@ -1,0 +1,208 @@
+"""From bytes to the loop's inbox: every refusal is a sentence with a reason and a field, none is an exception."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.harness import ListSink
+from headrace.engine.chat import ChatTemplate
+from headrace.engine.intake import Intake, Published
+from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
+from headrace.engine.request import Rejected
+from headrace.engine.sequence import Prepared
+from headrace.engine.synthetic import SyntheticBackend
+
+CONTEXT = 32
+
+
+class Desk:
+    """An intake with an inbox that the test can look into."""
+
+    def __init__(self, template: str | None = None, *, is_open: bool = True) -> None:
+        self.inbox: list[Operation] = []
+        self.has_room = True
+        self.failure: str | None = None
+        self.sink = ListSink()
+        chat = None
+        if template is not None:
+            chat = ChatTemplate(template, begin_text="<b>", end_text="<e>", characters_max=200)
+        self.intake = Intake(
+            SyntheticBackend(),
+            context_tokens=CONTEXT,
+            template=chat,
+            submit=self._submit,
+            published=lambda: Published(0, {"active": 0}, self.failure),
+            draw_seed=lambda: 4711,
+            clock=lambda: 5_000_000,
+        )
+        if is_open:
+            assert self.ask("events", {"owner": "test"}) is None
+            self.inbox.clear()
+
+    def _submit(self, operation: Operation) -> bool:
+        if self.has_room:
+            self.inbox.append(operation)
+        return self.has_room
+
+    def ask(self, op: str, document: Any = None, tokens: tuple[int, ...] = ()) -> dict[str, Any] | None:
+        data = b"" if document is None else json.dumps(document).encode()
+        return self.intake.handle(op.encode(), data, list(tokens), lambda: self.sink)
+
+    def generate(self, *, tokens: tuple[int, ...] = (), **fields: Any) -> Prepared | Rejected:
+        reply = self.ask("generate", {"requests": [{"seq": 1, **fields}]}, tokens)
+        assert reply == {"ok": True}
+        (operation,) = self.inbox
+        assert isinstance(operation, Submit)
+        (entry,) = operation.entries
+        return entry
+
+    def refused(self, *, tokens: tuple[int, ...] = (), **fields: Any) -> tuple[str, str, dict[str, Any]]:
+        entry = self.generate(tokens=tokens, **fields)
+        assert isinstance(entry, Rejected)
+        assert entry.error.message.endswith(".")
+        return entry.error.reason, entry.error.field, entry.error.metadata
+
+
+def test_a_request_is_prepared() -> None:
+    entry = Desk().generate(prompt=" the", deadline_ms=3)
+    assert isinstance(entry, Prepared)
+    assert entry.max_tokens == CONTEXT - len(entry.prompt), "null means what the context leaves"
+    assert entry.sampling.seed == 4711
+    assert (entry.received_ns, entry.deadline_ns) == (5_000_000, 8_000_000)
+
+
+def test_a_cap_bounds_only_an_unset_limit() -> None:
+    entry = Desk().generate(prompt=" the", max_tokens_cap=5)
+    assert isinstance(entry, Prepared)
+    assert entry.max_tokens == 5
+    entry = Desk().generate(prompt=" the", max_tokens=9, max_tokens_cap=5)
+    assert isinstance(entry, Prepared)
+    assert entry.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fields", "expected"),
+    [
+        ((), {"prompt": ""}, ("INVALID_REQUEST", "prompt", {})),
+        (
+            (1,) * CONTEXT,
+            {"prompt_tokens": CONTEXT},
+            ("CONTEXT_LENGTH_EXCEEDED", "prompt", {"limitTokens": 32, "requestedTokens": 33}),
+        ),
+        (
+            (1,) * 30,
+            {"prompt_tokens": 30, "max_tokens": 3},
+            ("CONTEXT_LENGTH_EXCEEDED", "max_tokens", {"limitTokens": 32, "requestedTokens": 33}),
+        ),
+        ((-1,), {"prompt_tokens": 1}, ("INVALID_REQUEST", "tokens", {})),
+        ((10**6,), {"prompt_tokens": 1}, ("INVALID_REQUEST", "tokens", {})),
+        ((), {"prompt": "x", "stop_token_ids": [10**6]}, ("INVALID_REQUEST", "stop_token_ids", {})),
+        ((), {"messages": [{"role": "user", "content": "x"}]}, ("CHAT_TEMPLATE_MISSING", "messages", {})),
+        ((), {"prompt": "x", "sampling": {"top_p": 2}}, ("INVALID_REQUEST", "sampling.top_p", {})),
+    ],
+)
+def test_a_refusal_names_reason_and_field(
+    tokens: tuple[int, ...], fields: dict[str, Any], expected: tuple[str, str, dict[str, Any]]
+) -> None:
+    assert Desk().refused(tokens=tokens, **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "data", "field"),
+    [
+        (b"dance", b"", "op"),
+        (b"\xff", b"", "op"),
+        (b"generate", b"{", "request"),
+        (b"generate", b"\xff", "request"),
+        (b"generate", b"[" * 100_000, "request"),
+        (b"generate", b"[]", "request"),
+        (b"generate", b"{}", "requests"),
+        (b"credit", b"{}", "limits"),
+        (b"cancel", b"{}", "seqs"),
+        (b"events", b'{"owner": 5}', "owner"),
+        (b"run", b'{"seq": 1}', "prompt"),
+    ],
+)
+def test_an_unusable_operation_is_answered(op: bytes, data: bytes, field: str) -> None:
+    desk = Desk()
+    reply = desk.intake.handle(op, data, [], lambda: pytest.fail("no stream may be opened"))
+    assert reply is not None
+    assert (reply["ok"], reply["error"]["reason"], reply["error"]["field"]) == (False, "INVALID_REQUEST", field)
+    assert desk.inbox == []
+
+
+def test_operations_reach_the_loop_in_order() -> None:
+    desk = Desk()
+    assert desk.ask("credit", {"limits": [[1, 5]]}) == {"ok": True}
+    assert desk.ask("cancel", {"seqs": [1], "reason": "deadline"}) == {"ok": True}
+    assert desk.ask("events", {}) is None
+    assert desk.ask("run", {"seq": 1, "prompt": "x"}) is None
+    credit, cancel, stream, run = desk.inbox
+    assert credit == Grant(((1, 5),))
+    assert cancel == Cancel((1,), "deadline")
+    assert isinstance(stream, OpenStream)
+    assert isinstance(run, Submit)
+    assert run.sink is desk.sink
+
+
+def test_without_an_event_stream_nothing_is_taken() -> None:
+    desk = Desk(is_open=False)
+    reply = desk.ask("generate", {"requests": [{"seq": 1, "prompt": "x"}]})
+    assert reply is not None
+    assert not reply["ok"]
+    desk = Desk()
+    desk.sink.is_lost = True
+    reply = desk.ask("generate", {"requests": [{"seq": 1, "prompt": "x"}]})
+    assert reply is not None
+    assert not reply["ok"]
+
+
+def test_a_full_inbox_is_said() -> None:
+    desk = Desk()
+    desk.has_room = False
+    reply = desk.ask("cancel", {"seqs": []})
+    assert reply is not None
+    assert reply["error"]["reason"] == "OVERLOADED"
+
+
+def test_ping_and_stats_answer_from_what_was_published_and_a_failed_engine_says_so() -> None:
+    desk = Desk()
+    assert desk.ask("ping") == {"ok": True, "loop_age_ms": 5}
+    assert desk.ask("stats") == {"ok": True, "stats": {"active": 0}}
+    desk.failure = "abc"
+    for op in ("ping", "stats", "events", "generate"):
+        reply = desk.ask(op, {})
+        assert reply is not None
+        assert reply["error"]["reason"] == "ENGINE_FAILED"
+        assert reply["error"]["metadata"] == {"errorId": "abc"}
+
+
+def test_a_conversation_goes_through_the_template() -> None:
+    desk = Desk("{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}")
+    entry = desk.generate(messages=[{"role": "u", "content": "hi"}])
+    assert isinstance(entry, Prepared)
+    assert entry.prompt == SyntheticBackend().tokenize("<b>u:hi")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "INVALID_REQUEST"),
+        ("{{ messages[9].content + 1 }}", "INVALID_REQUEST"),
+        ("{{ 1 / 0 }}", "INVALID_REQUEST"),
+        ("{{ messages.__class__.__mro__ }}", "INVALID_REQUEST"),
+        ("{{ messages.append(1) }}", "INVALID_REQUEST"),
+        ("{% for i in range(99999) %}xxxx{% endfor %}", "CONTEXT_LENGTH_EXCEEDED"),
+    ],
+)
+def test_a_template_can_refuse_but_not_escape(template: str, reason: str) -> None:
+    found, field, _ = Desk(template).refused(messages=[{"role": "u", "content": "private words"}])
+    assert (found, field) == (reason, "messages")
+
+
+def test_a_broken_template_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"The chat template is not valid Jinja: .*"):
+        ChatTemplate("{% for %}", begin_text="", end_text="", characters_max=9)
