@@ -190,7 +190,7 @@ class EngineRun:
 
     def _plan(self, revision: Revision, artifact: Artifact | None) -> TritonPlan:
         run = revision.execution
-        threads = run.threads or self._machine.threads or max(1, (os.cpu_count() or 2) - 1)
+        threads = run.threads or self._machine.threads or default_threads(os.cpu_count() or 1)
         return TritonPlan(
             files=prepare_triton(self._machine.cache_dir),
             model_repository=find_model_repository(self._machine.model_repository),
@@ -198,6 +198,15 @@ class EngineRun:
             directory=self._machine.state_dir / "workers" / self._replica.rpartition("/")[2],
             threads=threads,
         )
+
+
+def default_threads(cpus: int) -> int:
+    """Compute threads on a machine of `cpus` cores: all of a small one, all but one of a larger one.
+
+    Whatever leaves the engine idle on two cores costs half its speed, while Triton, Scheduler and Router together need
+    some 2 ms of CPU a step; on more cores, one of them is a small price for keeping those out of the engine's way.
+    """
+    return cpus if cpus <= 4 else cpus - 1
 
 
 def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int, incarnation: str) -> dict[str, Any]:

@@ -54,7 +54,9 @@ class SchedulerSettings(EtcdSettings):
         Path("~/.local/state/headrace"), description="Workers' logs and configs, and which artifacts were verified."
     )
     threads: int = Field(
-        0, description="Compute threads of an engine whose revision leaves it open; 0: all cores but one.", ge=0
+        0,
+        description="Compute threads of an engine whose revision leaves it open; 0: all cores of a machine with up to four, else all but one.",
+        ge=0,
     )
     host: str = Field(default_factory=host_id, description="Failure domain: machine.")
     rack: str = Field("", description="Failure domain: rack.")
