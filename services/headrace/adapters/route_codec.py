@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.registry.v1 import resources_pb2, routing_pb2
 from headrace.control.resources import (
