@@ -55,7 +55,8 @@ class SchedulerSettings(EtcdSettings):
     )
     threads: int = Field(
         0,
-        description="Compute threads of an engine whose revision leaves it open; 0: all cores of a machine with up to four, else all but one.",
+        description="Compute threads of an engine whose revision leaves it open; 0: all cores of a machine with up to "
+        "four, else all but one.",
         ge=0,
     )
     host: str = Field(default_factory=host_id, description="Failure domain: machine.")
