@@ -131,6 +131,7 @@ class PrefixWatch:
             if not await self._is_same_store():
                 return
             self._heard_at = self._clock()
+            failed: Failure | None = None
             try:
                 async with asyncio.TaskGroup() as group:
                     asking = group.create_task(self._ask_for_progress(stream))
@@ -139,7 +140,9 @@ class PrefixWatch:
                     finally:
                         asking.cancel()
             except* Failure as failures:
-                raise _first(failures) from None
+                failed = _first(failures)
+            if failed is not None:  # not inside `except*`: before Python 3.11.4 that wraps it in a group again
+                raise failed
 
     async def _read(self, stream: EtcdStream) -> None:
         loop = asyncio.get_running_loop()

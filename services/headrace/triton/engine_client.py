@@ -147,6 +147,7 @@ class EngineClient:
         Raises:
             EngineLost: how it was lost.
         """
+        lost: EngineLost | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read_events(), name="engine events")
@@ -154,9 +155,11 @@ class EngineClient:
                 tasks.create_task(self._write_operations(), name="engine operations")
                 tasks.create_task(self._watch(), name="engine watch")
         except* EngineLost as group:
-            raise group.exceptions[0] from None
+            lost = _first(group)
         finally:
             self._abandon()
+        if lost is not None:  # not inside `except*`: before Python 3.11.4 that wraps it in a group again
+            raise lost
 
     async def close(self) -> None:
         """Close the streams; the engine ends what this owner still runs. Safe to call again."""
@@ -348,6 +351,12 @@ class EngineClient:
         for answered in waiting:
             if not answered.done():
                 answered.set_exception(EngineLost("the engine was lost before it answered"))
+
+
+def _first(group: BaseExceptionGroup[EngineLost]) -> EngineLost:
+    """Any of them: they are one loss, seen by several tasks."""
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 def _call_ended(stream: str, error: BaseException) -> str:
