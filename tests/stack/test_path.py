@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from headrace.client import AsyncClient
 from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
 from stack.engine_stats import engine_stats, workers
+from stack.waiting import until, until_async
 from support.stack import MODEL, SYNTHETIC, RunningStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -283,18 +283,3 @@ async def refused(stack: RunningStack, data: bytes) -> Failure:
     failure = status.from_rpc_error(caught.value)
     assert failure is not None
     return failure
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds; the test's deadline bounds it."""
-
-    async def check() -> bool:
-        return await asyncio.to_thread(condition)
-
-    await until_async(check)
-
-
-async def until_async(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not await condition():
-            await asyncio.sleep(0.1)
