@@ -24,8 +24,8 @@ async def test_a_model_is_added_answers_a_conversation_and_is_removed(stack: Run
     template.write_text(TEMPLATE)
     weights = str(default_model(lambda text: None))
     added = stack.run(
-        "model", "add", weights, "--name", "chatty", "--chat-template", str(template), "--context", "512", "--slots", "2",
-        timeout_s=120.0,
+        "model", "add", weights, "--name", "chatty", "--chat-template", str(template),
+        "--context", "512", "--slots", "2", timeout_s=120.0,
     )  # fmt: skip
     assert added.returncode == 0, added.stderr
     async with AsyncClient(stack.router) as client:

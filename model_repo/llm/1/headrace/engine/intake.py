@@ -176,7 +176,8 @@ class Intake:
                 raise invalid("tokens", f"must be ids from 0 to {self._facts.vocabulary - 1}")
         elif request.messages is not None:
             if self._template is None:
-                raise RefusalError(CHAT_TEMPLATE_MISSING, "The model has no chat template: send `prompt`, or register it with one.", "messages")
+                sentence = "The model has no chat template: send `prompt`, or register it with one."
+                raise RefusalError(CHAT_TEMPLATE_MISSING, sentence, "messages")
             prompt = self._backend.tokenize(self._template.render(request.messages))
         else:
             prompt = self._backend.tokenize(request.prompt or "")
