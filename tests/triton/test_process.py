@@ -128,18 +128,18 @@ SCHEDULER = """
 import asyncio, sys
 from pathlib import Path
 from headrace.triton.process import TritonPlan, start_triton
-from headrace.triton.workspace import DEFAULT_CACHE_DIR, prepare_triton
+from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
 async def main():
-    root = Path(sys.argv[1])
-    triton = start_triton(TritonPlan(prepare_triton(DEFAULT_CACHE_DIR), root / "repository", {}, root / "worker", 1))
+    config = {"engine": "synthetic", "revision": "r", "incarnation": "i", "slots": 4, "context_tokens": 1000}
+    files, repository = prepare_triton(DEFAULT_CACHE_DIR), find_model_repository(None)
+    triton = start_triton(TritonPlan(files, repository, config, Path(sys.argv[1]) / "worker", 1))
     print(triton.pid, triton.target, triton._shm_prefix, flush=True)
     await triton.wait_exit()
 asyncio.run(main())
 """
 
 
-async def test_no_server_survives_a_scheduler_that_is_killed(tmp_path):
-    repository(tmp_path / "repository")
+async def test_neither_server_nor_engine_survives_a_scheduler_that_is_killed(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     scheduler = subprocess.Popen(
         [sys.executable, "-c", SCHEDULER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=env
@@ -148,9 +148,12 @@ async def test_no_server_survives_a_scheduler_that_is_killed(tmp_path):
         assert scheduler.stdout is not None
         pid, target, prefix = (await asyncio.to_thread(scheduler.stdout.readline)).split()
         async with asyncio.timeout(60), grpc.aio.insecure_channel(target) as channel:
-            await service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(
-                service_pb2.ServerLiveRequest(), wait_for_ready=True
-            )
+            stub, is_ready = service_pb2_grpc.GRPCInferenceServiceStub(channel), False
+            while not is_ready:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    asked = service_pb2.ModelReadyRequest(name="llm")
+                    is_ready = (await stub.ModelReady(asked, wait_for_ready=True, timeout=5)).ready
+        assert len(group_members(int(pid))) >= 2, "the server and its engine's process"
     finally:
         scheduler.kill()
         scheduler.wait()

@@ -5,6 +5,8 @@ The engine itself is `headrace.engine`, in the directory beside this file; docs/
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 _HERE = str(Path(__file__).resolve().parent)
@@ -28,6 +30,7 @@ from headrace.engine.sink import StreamSink  # noqa: E402
 
 # A loop of pure Python (the synthetic engine at full speed) must not make the sender threads wait for 5 ms.
 _SWITCH_INTERVAL_S = 0.001
+_PARENT_LOOK_S = 0.5
 
 
 class _TritonResponder:
@@ -54,6 +57,7 @@ class TritonPythonModel:
     def initialize(self, args):
         """Reads the configuration, loads and warms the model up; a failure is one sentence and fails the load."""
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
         try:
             config = load_config(os.environ)
             self._engine = Engine(config, make_backend(config))
@@ -99,6 +103,16 @@ class TritonPythonModel:
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.stop()
+
+
+def _end_with(parent):
+    """Ends this process once its tritonserver is gone: killed, it would leave the stub behind with all its memory.
+
+    Looked at, not asked of the kernel: its parent-death signal comes when the server's *thread* ends that started us.
+    """
+    while os.getppid() == parent:
+        time.sleep(_PARENT_LOOK_S)
+    os._exit(1)
 
 
 def _element(request, name):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import click
@@ -12,7 +15,7 @@ from rich.console import Console
 from headrace.cli.answers import event_line, problem_of, usage_table
 from headrace.cli.places import find
 from headrace.cli.problems import EXIT_INTERRUPTED, EXIT_USAGE, Problem
-from headrace.client import Client, Delta, Event, HeadraceError, Stream
+from headrace.client import Cancelled, Client, Delta, Event, HeadraceError, Stream
 
 _SAMPLING = (
     ("temperature", float, "0 always takes the likeliest token; up to 10."),
@@ -90,15 +93,40 @@ def generate(
 
 def _print(stream: Stream, *, as_json: bool) -> None:
     show: _Json | _Text = _Json() if as_json else _Text()
+    with _interrupt_cancels(stream) as interrupted:
+        try:
+            with closing(iter(stream)) as events:
+                for event in events:
+                    show.event(event)
+        except Cancelled:
+            if not interrupted.is_set():
+                raise
+        finally:
+            show.end()
+    if interrupted.is_set():
+        raise Problem("cancelled", code=EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _interrupt_cancels(stream: Stream) -> Iterator[threading.Event]:
+    """Make ctrl-C cancel the request; a second one is Python's own.
+
+    KeyboardInterrupt is raised wherever Python happens to be, and is lost if that is a destructor or a callback of
+    gRPC's; and there is none where a script started this in the background, which leaves SIGINT ignored.
+    """
+    interrupted = threading.Event()
+
+    def on_interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupted.set()
+        # In a thread: the one that was interrupted may hold the very lock that cancelling takes.
+        threading.Thread(target=stream.cancel, name="cancel", daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        with closing(iter(stream)) as events:
-            for event in events:
-                show.event(event)
-    except KeyboardInterrupt:
-        stream.cancel()
-        raise Problem("cancelled", code=EXIT_INTERRUPTED) from None
+        yield interrupted
     finally:
-        show.end()
+        signal.signal(signal.SIGINT, before)
 
 
 class _Json:
