@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 
+from headrace.runtime.loop import ServiceLoop
 from headrace.runtime.settings import Settings, SettingsError, describe_settings, env_name, load_settings
 from headrace.runtime.tasks import stop_on_signals
 from headrace.runtime.telemetry import configure_logging
@@ -89,7 +89,7 @@ class _Service(click.Command):
             run: Run = importlib.import_module(f"headrace.{self.service}.main").run
             configure_logging(self.service, level=str(getattr(settings, "log_level", "info")))
             die_with_parent()
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=ServiceLoop) as runner:
                 runner.run(_until_stopped(run, settings))
         except SettingsError as error:
             text = str(error)
