@@ -223,6 +223,25 @@ async def test_a_deadline_reaches_the_engine_before_the_client_gives_up() -> Non
         assert cancel.cause == pb.FINISH_REASON_DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["before any event", "after output"])
+async def test_a_caller_without_a_deadline_is_not_left_waiting_by_a_scheduler_that_hangs(begun: bool) -> None:
+    async with running(deadline_s_default=0.3) as h:
+        answer = asyncio.create_task(collect(h.stub.Generate(pb.GenerateRequest(model="chat", prompt="x"))))
+        dispatch = await h.dispatched()
+        if begun:
+            await h.scheduler.admit(dispatch.attempt)
+            await h.scheduler.deltas(dispatch.attempt, "a")
+        async with asyncio.timeout(DEADLINE_S):
+            events, error = await answer
+            cancel = await h.scheduler.cancels.get()
+        assert (cancel.attempt, cancel.cause) == (dispatch.attempt, pb.FINISH_REASON_DEADLINE_EXCEEDED)
+        assert h.routes.in_flight == {"replicas/r0": 1}, "not free before the engine says so"
+    assert failure(error).reason is Reason.DEADLINE_EXCEEDED
+    assert kinds(events) == (["accepted", "delta", "terminal"] if begun else [])
+    if begun:
+        assert events[-1].terminal.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED
+
+
 async def test_credit_follows_what_the_transport_takes() -> None:
     async with running(credit_window_tokens=8) as h:
         answer = asyncio.create_task(collect(h.generate()))

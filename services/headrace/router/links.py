@@ -113,8 +113,9 @@ class SchedulerLink:
         call = SchedulerServiceStub(channel).Attach()
         writer: asyncio.Task[None] | None = None
         try:
-            await call.write(pb.AttachRequest(hello=self._hello))
+            # The write too: it waits for the connection, and a peer that accepts and stays silent never makes one.
             async with asyncio.timeout(WELCOME_TIMEOUT_S):
+                await call.write(pb.AttachRequest(hello=self._hello))
                 first = await call.read()
             if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
                 raise ConnectionError("the Scheduler did not say welcome")

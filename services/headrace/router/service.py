@@ -76,9 +76,12 @@ class InferenceService:
         now = time.monotonic()
         deadline = now + self._remaining_s(context)
         session = self._admit(now)
+        expiry: asyncio.TimerHandle | None = None
         try:
             plan = self._plan(request, deadline)
             self._dispatch(session, plan)
+            # gRPC ends a call only at a deadline that its caller set; this holds for the default one too.
+            expiry = asyncio.get_running_loop().call_later(deadline - time.monotonic(), session.expire)
             while session.record.finish is None:
                 await session.wait()
                 self._metrics.wakeups += 1
@@ -89,6 +92,8 @@ class InferenceService:
             if not session.record.finish.is_ok:
                 raise _failure(session)
         finally:
+            if expiry is not None:
+                expiry.cancel()
             # Without an end yet when the client cancelled, its deadline passed, or its connection was lost.
             late = time.monotonic() >= deadline - DEADLINE_TOLERANCE_S
             session.abandon(Finish.DEADLINE_EXCEEDED if late else Finish.CANCELLED)

@@ -144,6 +144,13 @@ class Session:
             self._early = cause
             self._link.cancel(self.record.attempt, FINISH_NUMBER[Finish.CANCELLED])
 
+    def expire(self) -> None:
+        """The deadline has passed: end here, whatever the Scheduler does. It was told to end a little earlier."""
+        if self.ended is None and self._link is not None and self.record.finish is None:
+            number = FINISH_NUMBER[Finish.DEADLINE_EXCEEDED]
+            self._link.cancel(self.record.attempt, number)
+            self.on_ended(scheduler_pb2.Ended(attempt=self.record.attempt, reason=number))
+
     def outcome(self) -> Finish:
         """How the attempt that has ended ends the request."""
         assert self.ended is not None
