@@ -44,6 +44,12 @@ class Reason(enum.Enum):
     SEQUENCE_GAP = "SEQUENCE_GAP"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     INTERNAL = "INTERNAL"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    EXECUTION_TIMEOUT = "EXECUTION_TIMEOUT"
+    CLIENT_DISCONNECTED = "CLIENT_DISCONNECTED"
+    NOT_RESUMABLE = "NOT_RESUMABLE"
+    EVENTS_EXPIRED = "EVENTS_EXPIRED"
+    STREAM_TAKEN_OVER = "STREAM_TAKEN_OVER"
 
 
 class Blame(enum.Enum):
@@ -139,6 +145,27 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         Reason.SEQUENCE_GAP: Rule("DATA_LOSS", _B, Retry.NOBODY, "A hop lost a message: report it."),
         Reason.STORE_UNAVAILABLE: Rule("UNAVAILABLE", _S, Retry.CLIENT, "etcd does not answer; serving goes on.", 1.0),
         Reason.INTERNAL: Rule("INTERNAL", _B, Retry.NOBODY, "Operators find the error id in the service's log."),
+        Reason.QUEUE_TIMEOUT: Rule(
+            "RESOURCE_EXHAUSTED", _S, Retry.CLIENT, "All slots were busy for too long; send less, or later.", 1.0
+        ),
+        Reason.EXECUTION_TIMEOUT: Rule(
+            "DEADLINE_EXCEEDED", _S, Retry.APPLICATION, "Ask for less output; operators set how long a request may run."
+        ),
+        Reason.CLIENT_DISCONNECTED: Rule(
+            "CANCELLED", _C, Retry.NOBODY, "Resume within the window that `accepted` states."
+        ),
+        Reason.NOT_RESUMABLE: Rule(
+            "FAILED_PRECONDITION", _C, Retry.NOBODY, "Ask for on_disconnect CONTINUE when you make the request."
+        ),
+        Reason.EVENTS_EXPIRED: Rule(
+            "OUT_OF_RANGE",
+            _C,
+            Retry.NOBODY,
+            "Resume sooner, or from a later event; metadata has the oldest.",
+        ),
+        Reason.STREAM_TAKEN_OVER: Rule(
+            "ABORTED", _C, Retry.NOBODY, "Nothing: the call that resumed the stream has it."
+        ),
     }
 )
 

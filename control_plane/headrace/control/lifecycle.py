@@ -7,14 +7,19 @@ Sans-io. The Router feeds in what happened and carries out what is returned.
                   '-- retry -'          |         (a retry needs: no output sent yet)
         every state ------------------> TERMINAL  (the first to end it wins)
 
-Each change raises `version`. What arrives for another attempt than the current one, or after the end, changes
-nothing and is counted by the caller as late.
+Each change raises `version`. What arrives for another attempt than the current one, for another version than that
+attempt was made at, or after the end, changes nothing and is counted by the caller as late.
+
+The end is one fact; that the engine has stopped and that its resources are free are two others, each with its time.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from headrace.control.errors import Reason
 
 
 class Phase(enum.Enum):
@@ -48,6 +53,18 @@ class Finish(enum.Enum):
         return self in (Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS)
 
 
+FINISH_OF: Mapping[Reason, Finish] = {
+    Reason.CLIENT_CANCELLED: Finish.CANCELLED,
+    Reason.CLIENT_DISCONNECTED: Finish.CANCELLED,
+    Reason.DEADLINE_EXCEEDED: Finish.DEADLINE_EXCEEDED,
+    Reason.EXECUTION_TIMEOUT: Finish.DEADLINE_EXCEEDED,
+    Reason.QUEUE_TIMEOUT: Finish.REJECTED,
+    Reason.SLOW_CONSUMER: Finish.SLOW_CONSUMER,
+    Reason.DRAINING: Finish.DRAINED,
+}
+"""How a request ends that is ended from this side, by cause. Different causes may share an end, never a reason."""
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """The record of one request.
@@ -63,6 +80,10 @@ class RequestRecord:
     attempt: int = 0
     """Token of the current attempt; 0 before the first."""
     attempts: int = 0
+    attempts_free: int = 0
+    """Of them, those that were refused by a worker that drains: they cost nothing."""
+    attempt_version: int = 0
+    """`version` when the current attempt was made."""
     admitted_at: float | None = None
     first_output_at: float | None = None
     last_output_at: float | None = None
@@ -71,6 +92,14 @@ class RequestRecord:
     sent_tokens: int = 0
     """Tokens handed to the transport towards the client."""
     finish: Finish | None = None
+    reason: Reason | None = None
+    """Why, where it is not a complete answer."""
+    asked_at: float | None = None
+    """When its end was asked for; the first time counts."""
+    stopped_at: float | None = None
+    """When the engine stopped computing the last attempt."""
+    freed_at: float | None = None
+    """When its slot and KV were confirmed free."""
     tried: list[str] = field(default_factory=list)
     """Replicas of the attempts so far."""
 
@@ -80,13 +109,15 @@ class RequestRecord:
             return False
         self._become(Phase.QUEUED)
         self.attempt = attempt
+        self.attempt_version = self.version
         self.attempts += 1
+        self.admitted_at = None
         self.tried.append(replica)
         return True
 
-    def admit(self, attempt: int, now: float) -> bool:
+    def admit(self, attempt: int, version: int, now: float) -> bool:
         """The engine has begun; False if that is late news."""
-        if attempt != self.attempt or self.phase is not Phase.QUEUED:
+        if (attempt, version) != (self.attempt, self.attempt_version) or self.phase is not Phase.QUEUED:
             return False
         self._become(Phase.PREFILL)
         self.admitted_at = now
@@ -108,15 +139,16 @@ class RequestRecord:
         return (
             self.phase in (Phase.QUEUED, Phase.PREFILL)
             and self.first_output_at is None
-            and self.attempts < attempts_max
+            and self.attempts - self.attempts_free < attempts_max
         )
 
-    def end(self, finish: Finish) -> bool:
+    def end(self, finish: Finish, reason: Reason | None = None) -> bool:
         """Decide the end: compare-and-set. True for the first caller; the others read `finish`."""
         if self.finish is not None:
             return False
         self._become(Phase.TERMINAL)
         self.finish = finish
+        self.reason = reason
         return True
 
     def time_to_first_token_s(self) -> float | None:

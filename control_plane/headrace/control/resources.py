@@ -49,6 +49,10 @@ class ReplicaState(enum.Enum):
     FAILED = "failed"
 
 
+_LATER = {"later": True}
+"""Of fields that came later: at their default they are not part of an identity, or every revision would change."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
     """One file: path below the artifact's location ("/" between parts), bytes, SHA-256 in hex, kind."""
@@ -108,6 +112,8 @@ class Execution:
     threads: int = 0
     synthetic_prefill_tokens_per_s: float = 0.0
     synthetic_decode_tokens_per_s: float = 0.0
+    run_ahead_tokens: int = field(default=0, metadata=_LATER)
+    """0: a sequence without credit is paused; above: see headrace.api.registry.v1.Execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +209,11 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in sorted(value.__dataclass_fields__)}
+        return {
+            name: _plain(getattr(value, name))
+            for name, described in sorted(value.__dataclass_fields__.items())
+            if not (described.metadata.get("later") and getattr(value, name) == described.default)
+        }
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -117,6 +117,7 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
             threads=run.threads,
             synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
+            run_ahead_tokens=run.run_ahead_tokens,
         ),
         policy=resources_pb2.RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
@@ -156,6 +157,7 @@ def revision_from_proto(
             threads=run.threads,
             synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
+            run_ahead_tokens=run.run_ahead_tokens,
         ),
         policy=RequestPolicy(
             max_output_tokens=policy.max_output_tokens,

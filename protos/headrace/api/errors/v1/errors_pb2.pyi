@@ -37,6 +37,12 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_SEQUENCE_GAP: _ClassVar[Reason]
     REASON_STORE_UNAVAILABLE: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
+    REASON_QUEUE_TIMEOUT: _ClassVar[Reason]
+    REASON_EXECUTION_TIMEOUT: _ClassVar[Reason]
+    REASON_CLIENT_DISCONNECTED: _ClassVar[Reason]
+    REASON_NOT_RESUMABLE: _ClassVar[Reason]
+    REASON_EVENTS_EXPIRED: _ClassVar[Reason]
+    REASON_STREAM_TAKEN_OVER: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_CONTEXT_LENGTH_EXCEEDED: Reason
@@ -62,6 +68,12 @@ REASON_ENGINE_FAILED: Reason
 REASON_SEQUENCE_GAP: Reason
 REASON_STORE_UNAVAILABLE: Reason
 REASON_INTERNAL: Reason
+REASON_QUEUE_TIMEOUT: Reason
+REASON_EXECUTION_TIMEOUT: Reason
+REASON_CLIENT_DISCONNECTED: Reason
+REASON_NOT_RESUMABLE: Reason
+REASON_EVENTS_EXPIRED: Reason
+REASON_STREAM_TAKEN_OVER: Reason
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "field", "metadata", "retry_delay")

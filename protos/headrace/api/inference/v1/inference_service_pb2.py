@@ -23,56 +23,77 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from headrace.api.errors.v1 import errors_pb2 as headrace_dot_api_dot_errors_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/inference/v1/inference_service.proto\x12\x19headrace.api.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#headrace/api/errors/v1/errors.proto\"\xc9\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12?\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\'.headrace.api.inference.v1.ConversationH\x00\x12\x37\n\x06tokens\x18\x04 \x01(\x0b\x32%.headrace.api.inference.v1.TokenInputH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12?\n\x08sampling\x18\x06 \x01(\x0b\x32-.headrace.api.inference.v1.SamplingParameters\x12\x37\n\x04stop\x18\x07 \x01(\x0b\x32).headrace.api.inference.v1.StopConditions\x12\x19\n\x0ctop_logprobs\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x44\n\x10reasoning_effort\x18\t \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffortB\x07\n\x05inputB\r\n\x0b_max_tokensB\x0f\n\r_top_logprobs\"D\n\x0c\x43onversation\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".headrace.api.inference.v1.Message\"I\n\x07Message\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x1f.headrace.api.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xd6\x02\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"H\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"\x95\x02\n\rGenerateEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x37\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32#.headrace.api.inference.v1.AcceptedH\x00\x12\x31\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.DeltaH\x00\x12\x33\n\x06notice\x18\x05 \x01(\x0b\x32!.headrace.api.inference.v1.NoticeH\x00\x12\x37\n\x08terminal\x18\x06 \x01(\x0b\x32#.headrace.api.inference.v1.TerminalH\x00\x42\x07\n\x05\x65vent\"\xdd\x02\n\x08\x41\x63\x63\x65pted\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x44\n\x10requested_effort\x18\x04 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x42\n\x0e\x64\x65\x66\x61ult_effort\x18\x05 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x44\n\x10\x65\x66\x66\x65\x63tive_effort\x18\x06 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x18\n\x10snapshot_version\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\t \x01(\r\"c\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x39\n\x08logprobs\x18\x03 \x03(\x0b\x32\'.headrace.api.inference.v1.TokenLogprob\"\xae\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12I\n\x0c\x61lternatives\x18\x03 \x03(\x0b\x32\x33.headrace.api.inference.v1.TokenLogprob.Alternative\x1a\x30\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xb4\x01\n\x06Notice\x12\x34\n\x04kind\x18\x01 \x01(\x0e\x32&.headrace.api.inference.v1.Notice.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"R\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_RETRIED\x10\x01\x12\x0f\n\x0bKIND_PAUSED\x10\x02\x12\x11\n\rKIND_DEGRADED\x10\x03\"\xa2\x02\n\x08Terminal\x12>\n\rfinish_reason\x18\x01 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x03 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x31\n\x06timing\x18\x06 \x01(\x0b\x32!.headrace.api.inference.v1.Timing\"R\n\tStopMatch\x12\x16\n\x0c\x65os_token_id\x18\x01 \x01(\x05H\x00\x12\x12\n\x08token_id\x18\x02 \x01(\x05H\x00\x12\x10\n\x06string\x18\x03 \x01(\tH\x00\x42\x07\n\x05match\"\xbb\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x13\n\x0bsent_tokens\x18\x05 \x01(\r\x12\x1b\n\x13\x61\x63knowledged_tokens\x18\x06 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x07 \x01(\r\"\xce\x01\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x15time_per_output_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\xa0\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x02\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x03\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x04*\xf2\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12#\n\x1f\x46INISH_REASON_DEADLINE_EXCEEDED\x10\x06\x12\x1f\n\x1b\x46INISH_REASON_SLOW_CONSUMER\x10\x07\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x08\x12\x19\n\x15\x46INISH_REASON_DRAINED\x10\t\x12\x1a\n\x16\x46INISH_REASON_REJECTED\x10\n\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x0b\x32v\n\x10InferenceService\x12\x62\n\x08Generate\x12*.headrace.api.inference.v1.GenerateRequest\x1a(.headrace.api.inference.v1.GenerateEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/inference/v1/inference_service.proto\x12\x19headrace.api.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a#headrace/api/errors/v1/errors.proto\"\xb7\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12?\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\'.headrace.api.inference.v1.ConversationH\x00\x12\x37\n\x06tokens\x18\x04 \x01(\x0b\x32%.headrace.api.inference.v1.TokenInputH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12?\n\x08sampling\x18\x06 \x01(\x0b\x32-.headrace.api.inference.v1.SamplingParameters\x12\x37\n\x04stop\x18\x07 \x01(\x0b\x32).headrace.api.inference.v1.StopConditions\x12\x19\n\x0ctop_logprobs\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x44\n\x10reasoning_effort\x18\t \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12>\n\ron_disconnect\x18\n \x01(\x0e\x32\'.headrace.api.inference.v1.OnDisconnect\x12\x1a\n\rwindow_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0f\n\r_top_logprobsB\x10\n\x0e_window_tokens\"D\n\x0c\x43onversation\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".headrace.api.inference.v1.Message\"I\n\x07Message\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x1f.headrace.api.inference.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xd6\x02\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"H\n\x0eStopConditions\x12\x0f\n\x07strings\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"\x90\x02\n\x0b\x43lientFrame\x12;\n\x05start\x18\x01 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequestH\x00\x12\x42\n\x06resume\x18\x02 \x01(\x0b\x32\x30.headrace.api.inference.v1.ResumeGenerateRequestH\x00\x12=\n\x0b\x61\x63knowledge\x18\x03 \x01(\x0b\x32&.headrace.api.inference.v1.AcknowledgeH\x00\x12\x38\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32&.headrace.api.inference.v1.CancelFrameH\x00\x42\x07\n\x05\x66rame\"\x1f\n\x0b\x41\x63knowledge\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\r\n\x0b\x43\x61ncelFrame\"@\n\x15ResumeGenerateRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\"$\n\x11GetRequestRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\"\'\n\x14\x43\x61ncelRequestRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\"\xc2\x04\n\x07Request\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x37\n\x05state\x18\x02 \x01(\x0e\x32(.headrace.api.inference.v1.Request.State\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x0f\n\x07replica\x18\x05 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\x12\x15\n\rlast_sequence\x18\x07 \x01(\x04\x12\x10\n\x08\x61ttached\x18\x08 \x01(\x08\x12>\n\rfinish_reason\x18\t \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12,\n\x05\x65rror\x18\n \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12/\n\x05usage\x18\x0b \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12\x31\n\x06timing\x18\x0c \x01(\x0b\x32!.headrace.api.inference.v1.Timing\x12\x30\n\x0creceive_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"}\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTATE_RECEIVED\x10\x01\x12\x10\n\x0cSTATE_QUEUED\x10\x02\x12\x11\n\rSTATE_PREFILL\x10\x03\x12\x10\n\x0cSTATE_DECODE\x10\x04\x12\x12\n\x0eSTATE_TERMINAL\x10\x05\"\x95\x02\n\rGenerateEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x37\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32#.headrace.api.inference.v1.AcceptedH\x00\x12\x31\n\x05\x64\x65lta\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.DeltaH\x00\x12\x33\n\x06notice\x18\x05 \x01(\x0b\x32!.headrace.api.inference.v1.NoticeH\x00\x12\x37\n\x08terminal\x18\x06 \x01(\x0b\x32#.headrace.api.inference.v1.TerminalH\x00\x42\x07\n\x05\x65vent\"\xad\x03\n\x08\x41\x63\x63\x65pted\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x44\n\x10requested_effort\x18\x04 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x42\n\x0e\x64\x65\x66\x61ult_effort\x18\x05 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x44\n\x10\x65\x66\x66\x65\x63tive_effort\x18\x06 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x18\n\x10snapshot_version\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\t \x01(\r\x12\x15\n\rwindow_tokens\x18\n \x01(\r\x12\x37\n\tretention\x18\x0b \x01(\x0b\x32$.headrace.api.inference.v1.Retention\"]\n\tRetention\x12\x12\n\nevents_max\x18\x01 \x01(\r\x12\x11\n\tbytes_max\x18\x02 \x01(\x04\x12)\n\x06window\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"c\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x39\n\x08logprobs\x18\x03 \x03(\x0b\x32\'.headrace.api.inference.v1.TokenLogprob\"\xae\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12I\n\x0c\x61lternatives\x18\x03 \x03(\x0b\x32\x33.headrace.api.inference.v1.TokenLogprob.Alternative\x1a\x30\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xb4\x01\n\x06Notice\x12\x34\n\x04kind\x18\x01 \x01(\x0e\x32&.headrace.api.inference.v1.Notice.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"R\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_RETRIED\x10\x01\x12\x0f\n\x0bKIND_PAUSED\x10\x02\x12\x11\n\rKIND_DEGRADED\x10\x03\"\xa2\x02\n\x08Terminal\x12>\n\rfinish_reason\x18\x01 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x02 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x03 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\r\x12\x31\n\x06timing\x18\x06 \x01(\x0b\x32!.headrace.api.inference.v1.Timing\"R\n\tStopMatch\x12\x16\n\x0c\x65os_token_id\x18\x01 \x01(\x05H\x00\x12\x12\n\x08token_id\x18\x02 \x01(\x05H\x00\x12\x10\n\x06string\x18\x03 \x01(\tH\x00\x42\x07\n\x05match\"\xbb\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x17\n\x0fproposed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x13\n\x0bsent_tokens\x18\x05 \x01(\r\x12\x1b\n\x13\x61\x63knowledged_tokens\x18\x06 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x07 \x01(\r\"\xb8\x02\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x15time_per_output_token\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x63\x61ncel_to_stopped\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x63\x61ncel_to_freed\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration*c\n\x0cOnDisconnect\x12\x1d\n\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x18\n\x14ON_DISCONNECT_CANCEL\x10\x01\x12\x1a\n\x16ON_DISCONNECT_CONTINUE\x10\x02*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\xa0\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x02\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x03\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x04*\xf2\x02\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x12#\n\x1f\x46INISH_REASON_DEADLINE_EXCEEDED\x10\x06\x12\x1f\n\x1b\x46INISH_REASON_SLOW_CONSUMER\x10\x07\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x08\x12\x19\n\x15\x46INISH_REASON_DRAINED\x10\t\x12\x1a\n\x16\x46INISH_REASON_REJECTED\x10\n\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x0b\x32\x99\x04\n\x10InferenceService\x12\x62\n\x08Generate\x12*.headrace.api.inference.v1.GenerateRequest\x1a(.headrace.api.inference.v1.GenerateEvent0\x01\x12k\n\x13GenerateInteractive\x12&.headrace.api.inference.v1.ClientFrame\x1a(.headrace.api.inference.v1.GenerateEvent(\x01\x30\x01\x12n\n\x0eResumeGenerate\x12\x30.headrace.api.inference.v1.ResumeGenerateRequest\x1a(.headrace.api.inference.v1.GenerateEvent0\x01\x12^\n\nGetRequest\x12,.headrace.api.inference.v1.GetRequestRequest\x1a\".headrace.api.inference.v1.Request\x12\x64\n\rCancelRequest\x12/.headrace.api.inference.v1.CancelRequestRequest\x1a\".headrace.api.inference.v1.Requestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.api.inference.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=3069
-  _globals['_ROLE']._serialized_end=3149
-  _globals['_REASONINGEFFORT']._serialized_start=3152
-  _globals['_REASONINGEFFORT']._serialized_end=3312
-  _globals['_FINISHREASON']._serialized_start=3315
-  _globals['_FINISHREASON']._serialized_end=3685
-  _globals['_GENERATEREQUEST']._serialized_start=150
-  _globals['_GENERATEREQUEST']._serialized_end=607
-  _globals['_CONVERSATION']._serialized_start=609
-  _globals['_CONVERSATION']._serialized_end=677
-  _globals['_MESSAGE']._serialized_start=679
-  _globals['_MESSAGE']._serialized_end=752
-  _globals['_TOKENINPUT']._serialized_start=754
-  _globals['_TOKENINPUT']._serialized_end=779
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=782
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1124
-  _globals['_STOPCONDITIONS']._serialized_start=1126
-  _globals['_STOPCONDITIONS']._serialized_end=1198
-  _globals['_GENERATEEVENT']._serialized_start=1201
-  _globals['_GENERATEEVENT']._serialized_end=1478
-  _globals['_ACCEPTED']._serialized_start=1481
-  _globals['_ACCEPTED']._serialized_end=1830
-  _globals['_DELTA']._serialized_start=1832
-  _globals['_DELTA']._serialized_end=1931
-  _globals['_TOKENLOGPROB']._serialized_start=1934
-  _globals['_TOKENLOGPROB']._serialized_end=2108
-  _globals['_TOKENLOGPROB_ALTERNATIVE']._serialized_start=2060
-  _globals['_TOKENLOGPROB_ALTERNATIVE']._serialized_end=2108
-  _globals['_NOTICE']._serialized_start=2111
-  _globals['_NOTICE']._serialized_end=2291
-  _globals['_NOTICE_KIND']._serialized_start=2209
-  _globals['_NOTICE_KIND']._serialized_end=2291
-  _globals['_TERMINAL']._serialized_start=2294
-  _globals['_TERMINAL']._serialized_end=2584
-  _globals['_STOPMATCH']._serialized_start=2586
-  _globals['_STOPMATCH']._serialized_end=2668
-  _globals['_USAGE']._serialized_start=2671
-  _globals['_USAGE']._serialized_end=2858
-  _globals['_TIMING']._serialized_start=2861
-  _globals['_TIMING']._serialized_end=3067
-  _globals['_INFERENCESERVICE']._serialized_start=3687
-  _globals['_INFERENCESERVICE']._serialized_end=3805
+  _globals['_ONDISCONNECT']._serialized_start=4542
+  _globals['_ONDISCONNECT']._serialized_end=4641
+  _globals['_ROLE']._serialized_start=4643
+  _globals['_ROLE']._serialized_end=4723
+  _globals['_REASONINGEFFORT']._serialized_start=4726
+  _globals['_REASONINGEFFORT']._serialized_end=4886
+  _globals['_FINISHREASON']._serialized_start=4889
+  _globals['_FINISHREASON']._serialized_end=5259
+  _globals['_GENERATEREQUEST']._serialized_start=183
+  _globals['_GENERATEREQUEST']._serialized_end=750
+  _globals['_CONVERSATION']._serialized_start=752
+  _globals['_CONVERSATION']._serialized_end=820
+  _globals['_MESSAGE']._serialized_start=822
+  _globals['_MESSAGE']._serialized_end=895
+  _globals['_TOKENINPUT']._serialized_start=897
+  _globals['_TOKENINPUT']._serialized_end=922
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=925
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1267
+  _globals['_STOPCONDITIONS']._serialized_start=1269
+  _globals['_STOPCONDITIONS']._serialized_end=1341
+  _globals['_CLIENTFRAME']._serialized_start=1344
+  _globals['_CLIENTFRAME']._serialized_end=1616
+  _globals['_ACKNOWLEDGE']._serialized_start=1618
+  _globals['_ACKNOWLEDGE']._serialized_end=1649
+  _globals['_CANCELFRAME']._serialized_start=1651
+  _globals['_CANCELFRAME']._serialized_end=1664
+  _globals['_RESUMEGENERATEREQUEST']._serialized_start=1666
+  _globals['_RESUMEGENERATEREQUEST']._serialized_end=1730
+  _globals['_GETREQUESTREQUEST']._serialized_start=1732
+  _globals['_GETREQUESTREQUEST']._serialized_end=1768
+  _globals['_CANCELREQUESTREQUEST']._serialized_start=1770
+  _globals['_CANCELREQUESTREQUEST']._serialized_end=1809
+  _globals['_REQUEST']._serialized_start=1812
+  _globals['_REQUEST']._serialized_end=2390
+  _globals['_REQUEST_STATE']._serialized_start=2265
+  _globals['_REQUEST_STATE']._serialized_end=2390
+  _globals['_GENERATEEVENT']._serialized_start=2393
+  _globals['_GENERATEEVENT']._serialized_end=2670
+  _globals['_ACCEPTED']._serialized_start=2673
+  _globals['_ACCEPTED']._serialized_end=3102
+  _globals['_RETENTION']._serialized_start=3104
+  _globals['_RETENTION']._serialized_end=3197
+  _globals['_DELTA']._serialized_start=3199
+  _globals['_DELTA']._serialized_end=3298
+  _globals['_TOKENLOGPROB']._serialized_start=3301
+  _globals['_TOKENLOGPROB']._serialized_end=3475
+  _globals['_TOKENLOGPROB_ALTERNATIVE']._serialized_start=3427
+  _globals['_TOKENLOGPROB_ALTERNATIVE']._serialized_end=3475
+  _globals['_NOTICE']._serialized_start=3478
+  _globals['_NOTICE']._serialized_end=3658
+  _globals['_NOTICE_KIND']._serialized_start=3576
+  _globals['_NOTICE_KIND']._serialized_end=3658
+  _globals['_TERMINAL']._serialized_start=3661
+  _globals['_TERMINAL']._serialized_end=3951
+  _globals['_STOPMATCH']._serialized_start=3953
+  _globals['_STOPMATCH']._serialized_end=4035
+  _globals['_USAGE']._serialized_start=4038
+  _globals['_USAGE']._serialized_end=4225
+  _globals['_TIMING']._serialized_start=4228
+  _globals['_TIMING']._serialized_end=4540
+  _globals['_INFERENCESERVICE']._serialized_start=5262
+  _globals['_INFERENCESERVICE']._serialized_end=5799
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from headrace.api.errors.v1 import errors_pb2 as _errors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -10,6 +11,12 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class OnDisconnect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_DISCONNECT_UNSPECIFIED: _ClassVar[OnDisconnect]
+    ON_DISCONNECT_CANCEL: _ClassVar[OnDisconnect]
+    ON_DISCONNECT_CONTINUE: _ClassVar[OnDisconnect]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +47,9 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_DRAINED: _ClassVar[FinishReason]
     FINISH_REASON_REJECTED: _ClassVar[FinishReason]
     FINISH_REASON_FAILED: _ClassVar[FinishReason]
+ON_DISCONNECT_UNSPECIFIED: OnDisconnect
+ON_DISCONNECT_CANCEL: OnDisconnect
+ON_DISCONNECT_CONTINUE: OnDisconnect
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
@@ -63,7 +73,7 @@ FINISH_REASON_REJECTED: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort")
+    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort", "on_disconnect", "window_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +83,8 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     conversation: Conversation
@@ -82,7 +94,9 @@ class GenerateRequest(_message.Message):
     stop: StopConditions
     top_logprobs: int
     reasoning_effort: ReasoningEffort
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ...) -> None: ...
+    on_disconnect: OnDisconnect
+    window_tokens: int
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., window_tokens: _Optional[int] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages",)
@@ -134,6 +148,92 @@ class StopConditions(_message.Message):
     ignore_eos: bool
     def __init__(self, strings: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
+class ClientFrame(_message.Message):
+    __slots__ = ("start", "resume", "acknowledge", "cancel")
+    START_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    start: GenerateRequest
+    resume: ResumeGenerateRequest
+    acknowledge: Acknowledge
+    cancel: CancelFrame
+    def __init__(self, start: _Optional[_Union[GenerateRequest, _Mapping]] = ..., resume: _Optional[_Union[ResumeGenerateRequest, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[CancelFrame, _Mapping]] = ...) -> None: ...
+
+class Acknowledge(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class CancelFrame(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeGenerateRequest(_message.Message):
+    __slots__ = ("request", "after_sequence")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    after_sequence: int
+    def __init__(self, request: _Optional[str] = ..., after_sequence: _Optional[int] = ...) -> None: ...
+
+class GetRequestRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    def __init__(self, request: _Optional[str] = ...) -> None: ...
+
+class CancelRequestRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    def __init__(self, request: _Optional[str] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("name", "state", "version", "revision", "replica", "attempts", "last_sequence", "attached", "finish_reason", "error", "usage", "timing", "receive_time")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Request.State]
+        STATE_RECEIVED: _ClassVar[Request.State]
+        STATE_QUEUED: _ClassVar[Request.State]
+        STATE_PREFILL: _ClassVar[Request.State]
+        STATE_DECODE: _ClassVar[Request.State]
+        STATE_TERMINAL: _ClassVar[Request.State]
+    STATE_UNSPECIFIED: Request.State
+    STATE_RECEIVED: Request.State
+    STATE_QUEUED: Request.State
+    STATE_PREFILL: Request.State
+    STATE_DECODE: Request.State
+    STATE_TERMINAL: Request.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: Request.State
+    version: int
+    revision: str
+    replica: str
+    attempts: int
+    last_sequence: int
+    attached: bool
+    finish_reason: FinishReason
+    error: _errors_pb2.Error
+    usage: Usage
+    timing: Timing
+    receive_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[Request.State, str]] = ..., version: _Optional[int] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempts: _Optional[int] = ..., last_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
 class GenerateEvent(_message.Message):
     __slots__ = ("sequence", "request", "accepted", "delta", "notice", "terminal")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +251,7 @@ class GenerateEvent(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., request: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("revision", "replica", "attempt", "requested_effort", "default_effort", "effective_effort", "snapshot_version", "prompt_tokens", "cached_prompt_tokens")
+    __slots__ = ("revision", "replica", "attempt", "requested_effort", "default_effort", "effective_effort", "snapshot_version", "prompt_tokens", "cached_prompt_tokens", "window_tokens", "retention")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +261,8 @@ class Accepted(_message.Message):
     SNAPSHOT_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     revision: str
     replica: str
     attempt: int
@@ -170,7 +272,19 @@ class Accepted(_message.Message):
     snapshot_version: int
     prompt_tokens: int
     cached_prompt_tokens: int
-    def __init__(self, revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempt: _Optional[int] = ..., requested_effort: _Optional[_Union[ReasoningEffort, str]] = ..., default_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_effort: _Optional[_Union[ReasoningEffort, str]] = ..., snapshot_version: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    window_tokens: int
+    retention: Retention
+    def __init__(self, revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempt: _Optional[int] = ..., requested_effort: _Optional[_Union[ReasoningEffort, str]] = ..., default_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_effort: _Optional[_Union[ReasoningEffort, str]] = ..., snapshot_version: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., window_tokens: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("events_max", "bytes_max", "window")
+    EVENTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    events_max: int
+    bytes_max: int
+    window: _duration_pb2.Duration
+    def __init__(self, events_max: _Optional[int] = ..., bytes_max: _Optional[int] = ..., window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("text", "token_ids", "logprobs")
@@ -264,13 +378,17 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., sent_tokens: _Optional[int] = ..., acknowledged_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue", "time_to_first_token", "time_per_output_token", "total")
+    __slots__ = ("queue", "time_to_first_token", "time_per_output_token", "total", "cancel_to_stopped", "cancel_to_freed")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_TO_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_TO_FREED_FIELD_NUMBER: _ClassVar[int]
     queue: _duration_pb2.Duration
     time_to_first_token: _duration_pb2.Duration
     time_per_output_token: _duration_pb2.Duration
     total: _duration_pb2.Duration
-    def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    cancel_to_stopped: _duration_pb2.Duration
+    cancel_to_freed: _duration_pb2.Duration
+    def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cancel_to_stopped: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cancel_to_freed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -41,6 +41,26 @@ class InferenceServiceStub:
                 request_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.GenerateInteractive = channel.stream_stream(
+                '/headrace.api.inference.v1.InferenceService/GenerateInteractive',
+                request_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ClientFrame.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
+                _registered_method=True)
+        self.ResumeGenerate = channel.unary_stream(
+                '/headrace.api.inference.v1.InferenceService/ResumeGenerate',
+                request_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ResumeGenerateRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
+                _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/headrace.api.inference.v1.InferenceService/GetRequest',
+                request_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.FromString,
+                _registered_method=True)
+        self.CancelRequest = channel.unary_unary(
+                '/headrace.api.inference.v1.InferenceService/CancelRequest',
+                request_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.CancelRequestRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -53,6 +73,46 @@ class InferenceServiceServicer:
         the first `accepted`, the last `terminal`, and nothing after it. The
         status of the call mirrors the terminal event. A request that is refused
         gets a plain status with google.rpc details and no event.
+
+        Events count as read once the caller's transport has taken them. The
+        deadline, or the end of the call for any other reason, ends the request,
+        unless it was made with ON_DISCONNECT_CONTINUE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateInteractive(self, request_iterator, context):
+        """GenerateInteractive is Generate for callers that say what they have read:
+        generation never runs further ahead of their acknowledgements than the
+        window. The first frame is `start` or `resume`; `acknowledge` and `cancel`
+        may follow in any number. To close the sending side is no cancel.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGenerate(self, request, context):
+        """ResumeGenerate repeats the events after a sequence, byte for byte, and goes
+        on live. Only for requests made with ON_DISCONNECT_CONTINUE, within the
+        retention that `accepted` stated. It takes the stream over: a call that
+        still reads it ends with STREAM_TAKEN_OVER. Its own deadline ends only the
+        call, not the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """GetRequest tells what is known of a request that runs, or ended lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRequest(self, request, context):
+        """CancelRequest ends a request, whoever reads it, and returns it as it is
+        then. One that has ended is returned unchanged: the first end stands.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -65,6 +125,26 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.FromString,
                     response_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.SerializeToString,
+            ),
+            'GenerateInteractive': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateInteractive,
+                    request_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ClientFrame.FromString,
+                    response_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.SerializeToString,
+            ),
+            'ResumeGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeGenerate,
+                    request_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ResumeGenerateRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.SerializeToString,
+            ),
+            'GetRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequest,
+                    request_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GetRequestRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.SerializeToString,
+            ),
+            'CancelRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRequest,
+                    request_deserializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.CancelRequestRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +176,114 @@ class InferenceService:
             '/headrace.api.inference.v1.InferenceService/Generate',
             headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateRequest.SerializeToString,
             headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateInteractive(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.api.inference.v1.InferenceService/GenerateInteractive',
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ClientFrame.SerializeToString,
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.api.inference.v1.InferenceService/ResumeGenerate',
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.ResumeGenerateRequest.SerializeToString,
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.inference.v1.InferenceService/GetRequest',
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.GetRequestRequest.SerializeToString,
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.inference.v1.InferenceService/CancelRequest',
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.CancelRequestRequest.SerializeToString,
+            headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2.Request.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,29 @@ class InferenceServiceStub:
     the first `accepted`, the last `terminal`, and nothing after it. The
     status of the call mirrors the terminal event. A request that is refused
     gets a plain status with google.rpc details and no event.
+
+    Events count as read once the caller's transport has taken them. The
+    deadline, or the end of the call for any other reason, ends the request,
+    unless it was made with ON_DISCONNECT_CONTINUE.
+    """
+    GenerateInteractive: _grpc.StreamStreamMultiCallable[_inference_service_pb2.ClientFrame, _inference_service_pb2.GenerateEvent]
+    """GenerateInteractive is Generate for callers that say what they have read:
+    generation never runs further ahead of their acknowledgements than the
+    window. The first frame is `start` or `resume`; `acknowledge` and `cancel`
+    may follow in any number. To close the sending side is no cancel.
+    """
+    ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_service_pb2.ResumeGenerateRequest, _inference_service_pb2.GenerateEvent]
+    """ResumeGenerate repeats the events after a sequence, byte for byte, and goes
+    on live. Only for requests made with ON_DISCONNECT_CONTINUE, within the
+    retention that `accepted` stated. It takes the stream over: a call that
+    still reads it ends with STREAM_TAKEN_OVER. Its own deadline ends only the
+    call, not the request.
+    """
+    GetRequest: _grpc.UnaryUnaryMultiCallable[_inference_service_pb2.GetRequestRequest, _inference_service_pb2.Request]
+    """GetRequest tells what is known of a request that runs, or ended lately."""
+    CancelRequest: _grpc.UnaryUnaryMultiCallable[_inference_service_pb2.CancelRequestRequest, _inference_service_pb2.Request]
+    """CancelRequest ends a request, whoever reads it, and returns it as it is
+    then. One that has ended is returned unchanged: the first end stands.
     """
 
 @_typing.type_check_only
@@ -54,6 +77,29 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     the first `accepted`, the last `terminal`, and nothing after it. The
     status of the call mirrors the terminal event. A request that is refused
     gets a plain status with google.rpc details and no event.
+
+    Events count as read once the caller's transport has taken them. The
+    deadline, or the end of the call for any other reason, ends the request,
+    unless it was made with ON_DISCONNECT_CONTINUE.
+    """
+    GenerateInteractive: _aio.StreamStreamMultiCallable[_inference_service_pb2.ClientFrame, _inference_service_pb2.GenerateEvent]  # type: ignore[assignment]
+    """GenerateInteractive is Generate for callers that say what they have read:
+    generation never runs further ahead of their acknowledgements than the
+    window. The first frame is `start` or `resume`; `acknowledge` and `cancel`
+    may follow in any number. To close the sending side is no cancel.
+    """
+    ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_service_pb2.ResumeGenerateRequest, _inference_service_pb2.GenerateEvent]  # type: ignore[assignment]
+    """ResumeGenerate repeats the events after a sequence, byte for byte, and goes
+    on live. Only for requests made with ON_DISCONNECT_CONTINUE, within the
+    retention that `accepted` stated. It takes the stream over: a call that
+    still reads it ends with STREAM_TAKEN_OVER. Its own deadline ends only the
+    call, not the request.
+    """
+    GetRequest: _aio.UnaryUnaryMultiCallable[_inference_service_pb2.GetRequestRequest, _inference_service_pb2.Request]  # type: ignore[assignment]
+    """GetRequest tells what is known of a request that runs, or ended lately."""
+    CancelRequest: _aio.UnaryUnaryMultiCallable[_inference_service_pb2.CancelRequestRequest, _inference_service_pb2.Request]  # type: ignore[assignment]
+    """CancelRequest ends a request, whoever reads it, and returns it as it is
+    then. One that has ended is returned unchanged: the first end stands.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,6 +117,53 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         the first `accepted`, the last `terminal`, and nothing after it. The
         status of the call mirrors the terminal event. A request that is refused
         gets a plain status with google.rpc details and no event.
+
+        Events count as read once the caller's transport has taken them. The
+        deadline, or the end of the call for any other reason, ends the request,
+        unless it was made with ON_DISCONNECT_CONTINUE.
+        """
+
+    @_abc_1.abstractmethod
+    def GenerateInteractive(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_service_pb2.ClientFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_service_pb2.GenerateEvent], _abc.AsyncIterator[_inference_service_pb2.GenerateEvent]]:
+        """GenerateInteractive is Generate for callers that say what they have read:
+        generation never runs further ahead of their acknowledgements than the
+        window. The first frame is `start` or `resume`; `acknowledge` and `cancel`
+        may follow in any number. To close the sending side is no cancel.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeGenerate(
+        self,
+        request: _inference_service_pb2.ResumeGenerateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_service_pb2.GenerateEvent], _abc.AsyncIterator[_inference_service_pb2.GenerateEvent]]:
+        """ResumeGenerate repeats the events after a sequence, byte for byte, and goes
+        on live. Only for requests made with ON_DISCONNECT_CONTINUE, within the
+        retention that `accepted` stated. It takes the stream over: a call that
+        still reads it ends with STREAM_TAKEN_OVER. Its own deadline ends only the
+        call, not the request.
+        """
+
+    @_abc_1.abstractmethod
+    def GetRequest(
+        self,
+        request: _inference_service_pb2.GetRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_service_pb2.Request, _abc.Awaitable[_inference_service_pb2.Request]]:
+        """GetRequest tells what is known of a request that runs, or ended lately."""
+
+    @_abc_1.abstractmethod
+    def CancelRequest(
+        self,
+        request: _inference_service_pb2.CancelRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_service_pb2.Request, _abc.Awaitable[_inference_service_pb2.Request]]:
+        """CancelRequest ends a request, whoever reads it, and returns it as it is
+        then. One that has ended is returned unchanged: the first end stands.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

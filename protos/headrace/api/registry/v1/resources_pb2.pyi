@@ -68,7 +68,7 @@ class Revision(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., artifact: _Optional[str] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., policy: _Optional[_Union[RequestPolicy, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s")
+    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s", "run_ahead_tokens")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENGINE_UNSPECIFIED: _ClassVar[Execution.Engine]
@@ -85,6 +85,7 @@ class Execution(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     engine: Execution.Engine
     context_tokens: int
     slots: int
@@ -93,7 +94,8 @@ class Execution(_message.Message):
     threads: int
     synthetic_prefill_tokens_per_s: float
     synthetic_decode_tokens_per_s: float
-    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ...) -> None: ...
+    run_ahead_tokens: int
+    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ..., run_ahead_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestPolicy(_message.Message):
     __slots__ = ("max_output_tokens", "default_sampling", "supported_efforts", "default_effort")

@@ -27,7 +27,7 @@ from headrace.api.errors.v1 import errors_pb2 as headrace_dot_api_dot_errors_dot
 from headrace.api.inference.v1 import inference_service_pb2 as headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/scheduler/v1/scheduler_service.proto\x12\x19headrace.api.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#headrace/api/errors/v1/errors.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xe1\x01\n\rAttachRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .headrace.api.scheduler.v1.Hello\x12\x37\n\ndispatches\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Dispatch\x12\x32\n\x07\x63redits\x18\x03 \x03(\x0b\x32!.headrace.api.scheduler.v1.Credit\x12\x32\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32!.headrace.api.scheduler.v1.Cancel\",\n\x05Hello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xfb\x01\n\x08\x44ispatch\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12<\n\x08generate\x18\x06 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63redit_limit\x18\x08 \x01(\x04\x12\x19\n\x11output_tokens_max\x18\t \x01(\r\"(\n\x06\x43redit\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"Q\n\x06\x43\x61ncel\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x36\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\"\x95\x02\n\x0e\x41ttachResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32\".headrace.api.scheduler.v1.Welcome\x12\x35\n\x08\x61\x64mitted\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Admitted\x12\x31\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32!.headrace.api.scheduler.v1.Deltas\x12/\n\x05\x65nded\x18\x04 \x03(\x0b\x32 .headrace.api.scheduler.v1.Ended\x12\x33\n\x04load\x18\x05 \x01(\x0b\x32%.headrace.api.scheduler.v1.LoadReport\"1\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"P\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"\xb4\x01\n\x06\x44\x65ltas\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctext_lengths\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x0f\n\x07top_ids\x18\x08 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\"\x8e\x02\n\x05\x45nded\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x37\n\x06reason\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x03 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12(\n\x05queue\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\nLoadReport\x12\x38\n\x08replicas\x18\x01 \x03(\x0b\x32&.headrace.api.scheduler.v1.ReplicaLoad\"{\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\"\x11\n\x0fGetStateRequest\"}\n\x10GetStateResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x32\n\x07workers\x18\x02 \x03(\x0b\x32!.headrace.api.scheduler.v1.Worker\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\"\xcb\x02\n\x06Worker\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x36\n\x05state\x18\x03 \x01(\x0e\x32\'.headrace.api.scheduler.v1.Worker.State\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08restarts\x18\x05 \x01(\r\x12\x13\n\x0b\x65ngine_json\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\"\xa1\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_CREATED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_WARMING\x10\x03\x12\x0f\n\x0bSTATE_READY\x10\x04\x12\x12\n\x0eSTATE_DRAINING\x10\x05\x12\x11\n\rSTATE_STOPPED\x10\x06\x12\x10\n\x0cSTATE_FAILED\x10\x07\x32\xda\x01\n\x10SchedulerService\x12\x61\n\x06\x41ttach\x12(.headrace.api.scheduler.v1.AttachRequest\x1a).headrace.api.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x63\n\x08GetState\x12*.headrace.api.scheduler.v1.GetStateRequest\x1a+.headrace.api.scheduler.v1.GetStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/scheduler/v1/scheduler_service.proto\x12\x19headrace.api.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#headrace/api/errors/v1/errors.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xe1\x01\n\rAttachRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .headrace.api.scheduler.v1.Hello\x12\x37\n\ndispatches\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Dispatch\x12\x32\n\x07\x63redits\x18\x03 \x03(\x0b\x32!.headrace.api.scheduler.v1.Credit\x12\x32\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32!.headrace.api.scheduler.v1.Cancel\",\n\x05Hello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xfb\x02\n\x08\x44ispatch\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12<\n\x08generate\x18\x06 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63redit_limit\x18\x08 \x01(\x04\x12\x19\n\x11output_tokens_max\x18\t \x01(\r\x12\x16\n\x0erecord_version\x18\n \x01(\x04\x12\x30\n\rqueue_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x65xecution_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"(\n\x06\x43redit\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"Q\n\x06\x43\x61ncel\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x36\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\"\x95\x02\n\x0e\x41ttachResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32\".headrace.api.scheduler.v1.Welcome\x12\x35\n\x08\x61\x64mitted\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Admitted\x12\x31\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32!.headrace.api.scheduler.v1.Deltas\x12/\n\x05\x65nded\x18\x04 \x03(\x0b\x32 .headrace.api.scheduler.v1.Ended\x12\x33\n\x04load\x18\x05 \x01(\x0b\x32%.headrace.api.scheduler.v1.LoadReport\"1\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"h\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0erecord_version\x18\x04 \x01(\x04\"\xb4\x01\n\x06\x44\x65ltas\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctext_lengths\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x0f\n\x07top_ids\x18\x08 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\"\x80\x03\n\x05\x45nded\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x37\n\x06reason\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x03 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12(\n\x05queue\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erecord_version\x18\x07 \x01(\x04\x12*\n\x07release\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\routput_tokens\x18\t \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_output_tokens\"F\n\nLoadReport\x12\x38\n\x08replicas\x18\x01 \x03(\x0b\x32&.headrace.api.scheduler.v1.ReplicaLoad\"{\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\"\x11\n\x0fGetStateRequest\"}\n\x10GetStateResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x32\n\x07workers\x18\x02 \x03(\x0b\x32!.headrace.api.scheduler.v1.Worker\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\"\xcb\x02\n\x06Worker\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x36\n\x05state\x18\x03 \x01(\x0e\x32\'.headrace.api.scheduler.v1.Worker.State\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08restarts\x18\x05 \x01(\r\x12\x13\n\x0b\x65ngine_json\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\"\xa1\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_CREATED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_WARMING\x10\x03\x12\x0f\n\x0bSTATE_READY\x10\x04\x12\x12\n\x0eSTATE_DRAINING\x10\x05\x12\x11\n\rSTATE_STOPPED\x10\x06\x12\x10\n\x0cSTATE_FAILED\x10\x07\x32\xda\x01\n\x10SchedulerService\x12\x61\n\x06\x41ttach\x12(.headrace.api.scheduler.v1.AttachRequest\x1a).headrace.api.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x63\n\x08GetState\x12*.headrace.api.scheduler.v1.GetStateRequest\x1a+.headrace.api.scheduler.v1.GetStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=428
   _globals['_HELLO']._serialized_end=472
   _globals['_DISPATCH']._serialized_start=475
-  _globals['_DISPATCH']._serialized_end=726
-  _globals['_CREDIT']._serialized_start=728
-  _globals['_CREDIT']._serialized_end=768
-  _globals['_CANCEL']._serialized_start=770
-  _globals['_CANCEL']._serialized_end=851
-  _globals['_ATTACHRESPONSE']._serialized_start=854
-  _globals['_ATTACHRESPONSE']._serialized_end=1131
-  _globals['_WELCOME']._serialized_start=1133
-  _globals['_WELCOME']._serialized_end=1182
-  _globals['_ADMITTED']._serialized_start=1184
-  _globals['_ADMITTED']._serialized_end=1264
-  _globals['_DELTAS']._serialized_start=1267
-  _globals['_DELTAS']._serialized_end=1447
-  _globals['_ENDED']._serialized_start=1450
-  _globals['_ENDED']._serialized_end=1720
-  _globals['_LOADREPORT']._serialized_start=1722
-  _globals['_LOADREPORT']._serialized_end=1792
-  _globals['_REPLICALOAD']._serialized_start=1794
-  _globals['_REPLICALOAD']._serialized_end=1917
-  _globals['_GETSTATEREQUEST']._serialized_start=1919
-  _globals['_GETSTATEREQUEST']._serialized_end=1936
-  _globals['_GETSTATERESPONSE']._serialized_start=1938
-  _globals['_GETSTATERESPONSE']._serialized_end=2063
-  _globals['_WORKER']._serialized_start=2066
-  _globals['_WORKER']._serialized_end=2397
-  _globals['_WORKER_STATE']._serialized_start=2236
-  _globals['_WORKER_STATE']._serialized_end=2397
-  _globals['_SCHEDULERSERVICE']._serialized_start=2400
-  _globals['_SCHEDULERSERVICE']._serialized_end=2618
+  _globals['_DISPATCH']._serialized_end=854
+  _globals['_CREDIT']._serialized_start=856
+  _globals['_CREDIT']._serialized_end=896
+  _globals['_CANCEL']._serialized_start=898
+  _globals['_CANCEL']._serialized_end=979
+  _globals['_ATTACHRESPONSE']._serialized_start=982
+  _globals['_ATTACHRESPONSE']._serialized_end=1259
+  _globals['_WELCOME']._serialized_start=1261
+  _globals['_WELCOME']._serialized_end=1310
+  _globals['_ADMITTED']._serialized_start=1312
+  _globals['_ADMITTED']._serialized_end=1416
+  _globals['_DELTAS']._serialized_start=1419
+  _globals['_DELTAS']._serialized_end=1599
+  _globals['_ENDED']._serialized_start=1602
+  _globals['_ENDED']._serialized_end=1986
+  _globals['_LOADREPORT']._serialized_start=1988
+  _globals['_LOADREPORT']._serialized_end=2058
+  _globals['_REPLICALOAD']._serialized_start=2060
+  _globals['_REPLICALOAD']._serialized_end=2183
+  _globals['_GETSTATEREQUEST']._serialized_start=2185
+  _globals['_GETSTATEREQUEST']._serialized_end=2202
+  _globals['_GETSTATERESPONSE']._serialized_start=2204
+  _globals['_GETSTATERESPONSE']._serialized_end=2329
+  _globals['_WORKER']._serialized_start=2332
+  _globals['_WORKER']._serialized_end=2663
+  _globals['_WORKER_STATE']._serialized_start=2502
+  _globals['_WORKER_STATE']._serialized_end=2663
+  _globals['_SCHEDULERSERVICE']._serialized_start=2666
+  _globals['_SCHEDULERSERVICE']._serialized_end=2884
 # @@protoc_insertion_point(module_scope)

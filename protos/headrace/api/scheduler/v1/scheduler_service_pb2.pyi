@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, router: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max")
+    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max", "record_version", "queue_timeout", "execution_timeout")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,9 @@ class Dispatch(_message.Message):
     REMAINING_FIELD_NUMBER: _ClassVar[int]
     CREDIT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     request: str
     revision: str
@@ -52,7 +55,10 @@ class Dispatch(_message.Message):
     remaining: _duration_pb2.Duration
     credit_limit: int
     output_tokens_max: int
-    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ...) -> None: ...
+    record_version: int
+    queue_timeout: _duration_pb2.Duration
+    execution_timeout: _duration_pb2.Duration
+    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ..., record_version: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., execution_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("attempt", "limit")
@@ -93,14 +99,16 @@ class Welcome(_message.Message):
     def __init__(self, scheduler: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("attempt", "prompt_tokens", "cached_prompt_tokens")
+    __slots__ = ("attempt", "prompt_tokens", "cached_prompt_tokens", "record_version")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt_tokens: int
     cached_prompt_tokens: int
-    def __init__(self, attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    record_version: int
+    def __init__(self, attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., record_version: _Optional[int] = ...) -> None: ...
 
 class Deltas(_message.Message):
     __slots__ = ("attempts", "token_counts", "token_ids", "text_lengths", "text", "logprobs", "top_counts", "top_ids", "top_logprobs")
@@ -125,20 +133,26 @@ class Deltas(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., text: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_counts: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("attempt", "reason", "stop", "usage", "error", "queue")
+    __slots__ = ("attempt", "reason", "stop", "usage", "error", "queue", "record_version", "release", "output_tokens")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     reason: _inference_service_pb2.FinishReason
     stop: _inference_service_pb2.StopMatch
     usage: _inference_service_pb2.Usage
     error: _errors_pb2.Error
     queue: _duration_pb2.Duration
-    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ..., stop: _Optional[_Union[_inference_service_pb2.StopMatch, _Mapping]] = ..., usage: _Optional[_Union[_inference_service_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    record_version: int
+    release: _duration_pb2.Duration
+    output_tokens: int
+    def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ..., stop: _Optional[_Union[_inference_service_pb2.StopMatch, _Mapping]] = ..., usage: _Optional[_Union[_inference_service_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., record_version: _Optional[int] = ..., release: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
     __slots__ = ("replicas",)

@@ -1,0 +1,365 @@
+"""One request at the Router: what it is told, what its reader is told next, its one end, and its releases.
+
+    facts in                            what follows
+    dispatch, admitted, output, ended   next() says what the reader is told: an event, a retry, the end
+    write, acknowledge, attach, detach  grant() says what the engine may generate
+    ask_end, wind_down, tick            True: the engine has to be told to stop
+
+The end is decided by whoever comes first: what the engine says, once all its output has been told; or this side, at
+once, and then what still waits is dropped. The terminal event follows when the engine has confirmed that slot and KV
+are free, so that its counts are final; it does not wait longer than CONFIRM_S for that.
+
+Sans-io: it counts tokens and never sees one. Router and simulator run this same class.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from headrace.control.credit import CreditWindow, Reader
+from headrace.control.deadlines import Budget
+from headrace.control.errors import Reason
+from headrace.control.holdings import Holdings, Resource, ResourceLedger
+from headrace.control.lifecycle import FINISH_OF, Finish, RequestRecord
+
+CONFIRM_S = 2.0
+"""How long a terminal event waits for the engine's confirmation."""
+PAUSED_NOTICE_S = 1.0
+"""After this long without credit the reader is told that generation waits for it."""
+
+
+class Step(enum.Enum):
+    """What comes next for the reader."""
+
+    WAIT = "wait"
+    ACCEPTED = "accepted"
+    RETRIED = "retried"
+    PAUSED = "paused"
+    DELTA = "delta"
+    RETRY = "retry"
+    """Nothing to tell: dispatch another attempt, or say that nobody can take it (`give_up`)."""
+    TERMINAL = "terminal"
+    REFUSED = "refused"
+    """It ended before anything was told: a plain status, no event."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended, as its Scheduler said."""
+
+    finish: Finish
+    reason: Reason | None = None
+    is_retryable: bool = False
+    """Whether another worker may do better."""
+    is_free: bool = False
+    """Whether it costs no attempt: the worker drains and had not begun."""
+    release_s: float | None = None
+    """From the engine's stop to the confirmation that all is free, as far as the Scheduler saw it."""
+    output_tokens: int | None = None
+    """Tokens that the engine handed out; None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is fixed for a request when it is received."""
+
+    attempts_max: int
+    slow_consumer_s: float
+    """Longest that generation, or a write, waits for the reader."""
+    resume_s: float | None = None
+    """How long it runs on without a reader; None: not at all."""
+
+
+class RequestMachine:
+    """See the module. Invariants: at most one attempt runs; nothing is told after the terminal event."""
+
+    __slots__ = (
+        "_early",
+        "_end",
+        "_has_news",
+        "_is_running",
+        "_is_told",
+        "_notice_due",
+        "_pending",
+        "_terms",
+        "_was_accepted",
+        "budget",
+        "cached",
+        "detached_at",
+        "dropped",
+        "holdings",
+        "late",
+        "log_is_full",
+        "record",
+        "sequence",
+        "window",
+        "writing_since",
+    )
+
+    def __init__(self, budget: Budget, window: CreditWindow, terms: Terms, ledger: ResourceLedger) -> None:
+        self.record = RequestRecord(received_at=budget.received_at)
+        self.budget = budget
+        self.window = window
+        self.holdings = Holdings(ledger)
+        self.holdings.hold(Resource.SEND_BUFFER, Resource.TRACE)
+        self.sequence = 0
+        """Of the newest event."""
+        self.late = 0
+        """Messages that no longer counted."""
+        self.dropped = 0
+        """Tokens that arrived and were never told, because the end came first."""
+        self.cached = False
+        self.detached_at: float | None = None
+        """Since when nobody reads; None: somebody does."""
+        self.log_is_full = False
+        """Whether, without a reader, no more may be written."""
+        self.writing_since: float | None = None
+        """When the write that is under way began."""
+        self._terms = terms
+        self._is_running = False
+        self._end: AttemptEnd | None = None
+        self._has_news = False
+        self._was_accepted = False
+        self._notice_due: bool | None = False
+        """None: told in this pause."""
+        self._pending = 0
+        self._early: Reason | None = None
+        self._is_told = False
+
+    # The attempt
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an attempt may still hold something in an engine."""
+        return self._is_running
+
+    @property
+    def pending(self) -> int:
+        """Tokens that arrived and were not told yet."""
+        return self._pending
+
+    def dispatch(self, attempt: int, replica: str) -> int:
+        """An attempt starts; returns the credit it starts with."""
+        started = self.record.dispatch(attempt, replica)
+        assert started, "dispatched a request that has output or is over"
+        assert not self._is_running, "the attempt before was not confirmed"
+        self.holdings.hold(Resource.ENGINE_WORK)
+        self._is_running = True
+        self._end = None
+        self._has_news = False
+        return self.window.open()
+
+    def admitted(self, attempt: int, version: int, now: float, *, cached_tokens: int = 0) -> bool:
+        """The engine has begun with an attempt; False: late, dropped."""
+        if not self._is_running or not self.record.admit(attempt, version, now):
+            self.late += 1
+            return False
+        self.holdings.hold(Resource.KV, Resource.SLOT)
+        if cached_tokens:
+            self.holdings.hold(Resource.PREFIX)
+        self._has_news = True
+        return True
+
+    def output(self, attempt: int, tokens: int, now: float) -> bool:
+        """Output arrived; False: late, dropped. On the hot path."""
+        if self._end is not None or not self.record.output(attempt, tokens, now):
+            self.late += 1
+            return False
+        self._pending += tokens
+        self.window.output(tokens, now)
+        return True
+
+    def ended(self, attempt: int, version: int, end: AttemptEnd, now: float) -> bool:
+        """The attempt is over and holds nothing any more; False: late, dropped.
+
+        If the engine handed out another number of tokens than arrived, a hop has lost or repeated some.
+        """
+        record = self.record
+        if not self._is_running or (attempt, version) != (record.attempt, record.attempt_version):
+            self.late += 1
+            return False
+        self._is_running = False
+        if end.output_tokens is not None and end.output_tokens != record.output_tokens:
+            end = AttemptEnd(Finish.FAILED, Reason.SEQUENCE_GAP, release_s=end.release_s)
+        self._end = end
+        self.holdings.release_engine_side()
+        self.window.paused_at = None  # the engine waits for nobody any more
+        if end.is_free:
+            record.attempts_free += 1
+        record.freed_at = now
+        record.stopped_at = now - end.release_s if end.release_s is not None else None
+        return True
+
+    # The end
+
+    def ask_end(self, reason: Reason, now: float) -> bool:
+        """End the request now, for a reason of this side's; the first end stands.
+
+        Returns:
+            Whether the engine has to be told to stop.
+        """
+        if not self.record.end(FINISH_OF[reason], reason):
+            return False
+        self.dropped += self._pending
+        self._pending = 0
+        return self._ask(now)
+
+    def wind_down(self, reason: Reason, now: float) -> bool:
+        """Have the engine stop, and end for `reason` once it has; what it had generated is still told.
+
+        Returns:
+            Whether the engine has to be told to stop.
+        """
+        if self.record.finish is not None or self._early is not None:
+            return False
+        self._early = reason
+        return self._ask(now)
+
+    def _ask(self, now: float) -> bool:
+        if self.record.asked_at is None:
+            self.record.asked_at = now
+        return self._is_running
+
+    def give_up(self) -> None:
+        """Nobody else can take it: what the last attempt said is the end."""
+        assert self._end is not None
+        self._conclude(self._end)
+
+    def tick(self, now: float) -> bool:
+        """Look at the time. Returns whether the engine has to be told to stop."""
+        if self.record.finish is not None:
+            return False
+        reason = self.budget.passed(now, admitted_at=self.record.admitted_at) or self._reader_passed(now)
+        return self.ask_end(reason, now) if reason is not None else False
+
+    def _reader_passed(self, now: float) -> Reason | None:
+        terms = self._terms
+        if self.detached_at is not None:
+            gone = terms.resume_s is not None and now - self.detached_at >= terms.resume_s
+            return Reason.CLIENT_DISCONNECTED if gone else None
+        since = self.stalled_since
+        if since is None:
+            self._notice_due = False
+            return None
+        if now - since >= terms.slow_consumer_s:
+            return Reason.SLOW_CONSUMER
+        if self._notice_due is False and now - since >= PAUSED_NOTICE_S:
+            self._notice_due = True
+        return None
+
+    @property
+    def stalled_since(self) -> float | None:
+        """Since when generation or a write waits for the reader; None: neither does."""
+        paused, writing = self.window.paused_at, self.writing_since
+        if paused is None or writing is None:
+            return writing if paused is None else paused
+        return min(paused, writing)
+
+    # The reader
+
+    def attach(self, reader: Reader, position: int, now: float) -> None:
+        """A call reads the events, from behind `position` tokens of the answer on."""
+        self.window.attach(reader, position)
+        self.detached_at = None
+        self.log_is_full = False
+        self.writing_since = None
+        if self.window.paused_at is not None:
+            self.window.paused_at = now  # the new reader has all the patience that the old one had
+
+    def detach(self, now: float) -> bool:
+        """The call is over. Returns whether the engine has to be told to stop.
+
+        A request that nobody reads runs on only if it was made to be resumed.
+        """
+        self.writing_since = None
+        self.detached_at = now
+        if self.record.finish is not None:
+            return False
+        if self._terms.resume_s is not None:
+            self.window.attach(Reader.NONE, self.window.position)
+            return False
+        late = self.budget.remaining_s(now) <= 0
+        return self.ask_end(Reason.DEADLINE_EXCEEDED if late else Reason.CLIENT_CANCELLED, now)
+
+    def write(self, tokens: int) -> None:
+        """The newest event was taken by the transport, or by the log where nobody reads. On the hot path."""
+        self.window.write(tokens, self.sequence)
+        self.record.sent_tokens = self.window.sent
+
+    def grant(self) -> int | None:
+        """A new credit limit for the running attempt; None: nothing to grant."""
+        return self.window.grant() if self._is_running and self.record.finish is None else None
+
+    # What comes next
+
+    def next(self, now: float) -> Step:
+        """What the reader is told next. On the hot path; `take` must follow unless it is WAIT, RETRY or OVER."""
+        if self._is_told:
+            return Step.OVER
+        if self.record.finish is None:
+            step = self._next_live()
+            if step is not None:
+                return step
+        if self.sequence == 0:
+            return Step.REFUSED
+        asked = self.record.asked_at
+        if self._is_running and (asked is None or now - asked < CONFIRM_S):
+            return Step.WAIT
+        return Step.TERMINAL
+
+    def _next_live(self) -> Step | None:
+        """As `next` while no end is decided; None: it has just been."""
+        if self._has_news:
+            return Step.RETRIED if self._was_accepted else Step.ACCEPTED
+        end = self._end
+        if self._pending and self._may_tell(end):
+            return Step.DELTA
+        if end is None:
+            return Step.PAUSED if self._notice_due and self.writing_since is None else Step.WAIT
+        if end.is_retryable and self._early is None and self.record.may_retry(self._terms.attempts_max):
+            return Step.RETRY
+        self._conclude(end)
+        return None
+
+    def _may_tell(self, end: AttemptEnd | None) -> bool:
+        """With a reader, whatever waits; for the log alone, half a window at a time and no more than it may keep."""
+        if self.detached_at is None or end is not None:
+            return True
+        return self._pending >= self.window.low and not self.log_is_full
+
+    def _conclude(self, end: AttemptEnd) -> None:
+        if self._early is not None and end.finish is Finish.CANCELLED:
+            self.record.end(FINISH_OF[self._early], self._early)
+        else:
+            self.record.end(end.finish, end.reason)
+
+    def take(self, step: Step) -> int:
+        """`step` is being told; returns its event's sequence."""
+        assert not self._is_told
+        if step is Step.DELTA:
+            self._pending = 0
+        elif step in (Step.ACCEPTED, Step.RETRIED):
+            self._has_news = False
+            self._was_accepted = True
+        elif step is Step.PAUSED:
+            self._notice_due = None
+        else:
+            self._is_told = True
+            if step is Step.REFUSED:
+                return 0
+        self.sequence += 1
+        return self.sequence
+
+    # Release
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end is decided, and the engine has confirmed it or nothing ran."""
+        return self.record.finish is not None and not self._is_running
+
+    def close(self) -> None:
+        """Nobody reads it and nobody may come back: the last references go. Only once `is_over`."""
+        self.holdings.release(Resource.SEND_BUFFER)
+        self.holdings.release(Resource.TRACE)
