@@ -283,9 +283,10 @@ class RequestMachine:
         late = self.budget.remaining_s(now) <= 0
         return self.ask_end(Reason.DEADLINE_EXCEEDED if late else Reason.CLIENT_CANCELLED, now)
 
-    def write(self, tokens: int) -> None:
-        """The newest event was taken by the transport, or by the log where nobody reads. On the hot path."""
-        self.window.write(tokens, self.sequence)
+    def write(self, tokens: int, sequence: int) -> None:
+        """An event was taken by the transport, or by the log where nobody reads. On the hot path."""
+        self.writing_since = None
+        self.window.write(tokens, sequence)
         self.record.sent_tokens = self.window.sent
 
     def grant(self) -> int | None:
