@@ -54,13 +54,14 @@ class CreditWindow:
     """Since when the engine can do nothing for want of credit; monotonic seconds."""
     overrun: int = 0
     """Most tokens by which an attempt exceeded its credit: the engine's breach, counted."""
+    low: int = -1
+    """Low watermark, tokens: with this many outstanding, more is granted. By default half the window."""
     _unconfirmed: deque[tuple[int, int]] = field(default_factory=deque)
     """(sequence, position behind that event), oldest first; only where the reader acknowledges."""
 
-    @property
-    def low(self) -> int:
-        """Low watermark, tokens: with this many outstanding, more is granted."""
-        return self.window // 2
+    def __post_init__(self) -> None:
+        if self.low < 0:
+            self.low = self.window // 2
 
     @property
     def outstanding(self) -> int:
@@ -100,6 +101,8 @@ class CreditWindow:
     def acknowledge(self, sequence: int) -> None:
         """The reader confirms all events up to `sequence`; a repeated or older confirmation changes nothing."""
         unconfirmed = self._unconfirmed
+        if not unconfirmed or unconfirmed[0][0] > sequence:
+            return
         while unconfirmed and unconfirmed[0][0] <= sequence:
             self.taken = unconfirmed.popleft()[1]
         self.acknowledged = max(self.acknowledged, min(self.taken, self.sent))

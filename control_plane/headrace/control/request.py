@@ -136,6 +136,16 @@ class RequestMachine:
         return self._is_running
 
     @property
+    def has_notice(self) -> bool:
+        """Whether the reader is to be told that generation waits for it."""
+        return self._notice_due is True
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the end has been told: nothing comes any more."""
+        return self._is_told
+
+    @property
     def pending(self) -> int:
         """Tokens that arrived and were not told yet."""
         return self._pending
@@ -214,6 +224,8 @@ class RequestMachine:
         """
         if self.record.finish is not None or self._early is not None:
             return False
+        if not self._is_running and self._end is None:  # no attempt yet: nothing to wait for
+            return self.ask_end(reason, now)
         self._early = reason
         return self._ask(now)
 
@@ -231,7 +243,10 @@ class RequestMachine:
         """Look at the time. Returns whether the engine has to be told to stop."""
         if self.record.finish is not None:
             return False
-        reason = self.budget.passed(now, admitted_at=self.record.admitted_at) or self._reader_passed(now)
+        reason = self.budget.passed(now, admitted_at=self.record.admitted_at)
+        if reason is not Reason.DEADLINE_EXCEEDED and not self._is_running and self._end is not None:
+            reason = None  # the attempt is over: what is left is to tell it, or to retry
+        reason = reason or self._reader_passed(now)
         return self.ask_end(reason, now) if reason is not None else False
 
     def _reader_passed(self, now: float) -> Reason | None:
@@ -278,7 +293,8 @@ class RequestMachine:
         if self.record.finish is not None:
             return False
         if self._terms.resume_s is not None:
-            self.window.attach(Reader.NONE, self.window.position)
+            # From the newest event on, not from where the reader was: it may have been repeating older ones.
+            self.window.attach(Reader.NONE, self.record.output_tokens - self._pending)
             return False
         late = self.budget.remaining_s(now) <= 0
         return self.ask_end(Reason.DEADLINE_EXCEEDED if late else Reason.CLIENT_CANCELLED, now)
@@ -336,11 +352,16 @@ class RequestMachine:
         else:
             self.record.end(end.finish, end.reason)
 
-    def take(self, step: Step) -> int:
-        """`step` is being told; returns its event's sequence."""
+    def take(self, step: Step, tokens: int | None = None) -> int:
+        """`step` is being told; returns its event's sequence.
+
+        Args:
+            step: what `next` said.
+            tokens: how many of those that wait a DELTA tells; None: all.
+        """
         assert not self._is_told
         if step is Step.DELTA:
-            self._pending = 0
+            self._pending -= self._pending if tokens is None else tokens
         elif step in (Step.ACCEPTED, Step.RETRIED):
             self._has_news = False
             self._was_accepted = True
