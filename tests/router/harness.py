@@ -27,7 +27,7 @@ from headrace.control.resources import (
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
-from headrace.router.service import InferenceService
+from headrace.router.service import SERIALIZERS, InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
 
@@ -51,6 +51,7 @@ class ScriptedScheduler:
     credits: asyncio.Queue[sp.Credit] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[sp.Cancel] = field(default_factory=asyncio.Queue)
     attached: asyncio.Event = field(default_factory=asyncio.Event)
+    versions: dict[int, int] = field(default_factory=dict)
     _context: Any = None
     _cut: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,13 +74,17 @@ class ScriptedScheduler:
         while (frame := await context.read()) is not grpc.aio.EOF:
             for name in ("dispatches", "credits", "cancels"):
                 for message in getattr(frame, name):
+                    if name == "dispatches":
+                        self.versions[message.attempt] = message.record_version
                     getattr(self, name).put_nowait(message)
 
     async def send(self, **fields: Any) -> None:
         await self._context.write(sp.AttachResponse(**fields))
 
     async def admit(self, attempt: int) -> None:
-        await self.send(admitted=[sp.Admitted(attempt=attempt, prompt_tokens=3, cached_prompt_tokens=1)])
+        version = self.versions.get(attempt, 0)
+        admitted = sp.Admitted(attempt=attempt, prompt_tokens=3, cached_prompt_tokens=1, record_version=version)
+        await self.send(admitted=[admitted])
 
     async def deltas(self, attempt: int, *texts: str) -> None:
         encoded = [text.encode() for text in texts]
@@ -93,6 +98,7 @@ class ScriptedScheduler:
         await self.send(deltas=columns)
 
     async def end(self, attempt: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> None:
+        fields.setdefault("record_version", self.versions.get(attempt, 0))
         await self.send(ended=[sp.Ended(attempt=attempt, reason=reason, **fields)])  # type: ignore[arg-type]
 
     def cut(self) -> None:
@@ -116,6 +122,12 @@ class Harness:
     async def dispatched(self) -> sp.Dispatch:
         async with asyncio.timeout(DEADLINE_S):
             return await self.scheduler.dispatches.get()
+
+
+async def _tend(service: InferenceService) -> None:
+    while True:
+        service.tend()
+        await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -146,9 +158,10 @@ async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harnes
         pb.DESCRIPTOR.services_by_name["InferenceService"],
         service,
         request_bytes_max=100_000,
-        serializers={"Generate": lambda event: event},
+        serializers=SERIALIZERS,
     )
     await server.start()
+    tending = asyncio.create_task(_tend(service))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await scheduler.attached.wait()
@@ -159,6 +172,7 @@ async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harnes
                     await asyncio.sleep(0)
             yield Harness(scheduler, InferenceServiceStub(channel), channel, service, routes, metrics)
     finally:
+        tending.cancel()
         await routes.close()
         await server.stop(0)
         scheduler.cut()

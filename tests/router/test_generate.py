@@ -206,7 +206,8 @@ async def test_a_client_that_cancels_ends_the_attempt() -> None:
         async with asyncio.timeout(DEADLINE_S):
             while h.routes.in_flight:
                 await asyncio.sleep(0)
-        assert h.service.active == 0
+        assert len(h.service.sessions) == 0
+        assert h.service.sessions.resources.references == 0
 
 
 async def test_a_deadline_reaches_the_engine_before_the_client_gives_up() -> None:

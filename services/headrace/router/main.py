@@ -13,7 +13,7 @@ from headrace.api.inference.v1 import inference_service_pb2
 from headrace.control import names
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
-from headrace.router.service import InferenceService
+from headrace.router.service import SERIALIZERS, InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
 from headrace.runtime.membership import Membership
@@ -22,7 +22,7 @@ from headrace.runtime.snapshot_follower import SnapshotFollower
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger, serve_metrics
 
-TEND_S = 0.5
+TEND_S = 0.25
 STOP_GRACE_S = 1.0
 
 
@@ -42,7 +42,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
         service,
         request_bytes_max=settings.request_bytes_max,
-        serializers={"Generate": _already_bytes},
+        serializers=SERIALIZERS,
     )
     async with contextlib.AsyncExitStack() as stack:
         await server.start()
@@ -61,10 +61,10 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             tasks = [
                 group.create_task(follower.run(), name="snapshot-follower"),
                 group.create_task(report.run(), name="service-report"),
-                group.create_task(_tend(server, routes, follower, metrics), name="tend"),
+                group.create_task(_tend(server, service, routes, follower, metrics), name="tend"),
             ]
             await stop.wait()
-            get_logger().info("draining", requests=service.active, grace_s=settings.drain_grace_s)
+            get_logger().info("draining", requests=len(service.sessions), grace_s=settings.drain_grace_s)
             await cancel_and_wait(tasks[2])
             await server.set_serving(False)
             await service.drain(settings.drain_grace_s)
@@ -73,8 +73,10 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     get_logger().info("stopped")
 
 
-async def _tend(server: Server, routes: Routes, follower: SnapshotFollower, metrics: RouterMetrics) -> None:
-    """Keep health, gauges and links in line with what is known: serving means having a snapshot."""
+async def _tend(
+    server: Server, service: InferenceService, routes: Routes, follower: SnapshotFollower, metrics: RouterMetrics
+) -> None:
+    """Keep requests' limits, health, gauges and links in line with the time: serving means having a snapshot."""
     serving = False
     while True:
         has_snapshot = follower.current is not None
@@ -84,9 +86,6 @@ async def _tend(server: Server, routes: Routes, follower: SnapshotFollower, metr
         metrics.snapshot_version.set(follower.current.version if follower.current else 0)
         metrics.snapshot_age.set(follower.age_s(time.monotonic()) or 0.0)
         metrics.take_links(routes.links)
+        service.tend()
         await routes.sweep()
         await asyncio.sleep(TEND_S)
-
-
-def _already_bytes(event: bytes) -> bytes:
-    return event

@@ -6,12 +6,15 @@ from typing import Any
 
 import prometheus_client as prom
 
-from headrace.api.inference.v1.inference_service_pb2 import Usage
-from headrace.control.lifecycle import Finish, RequestRecord
+from headrace.control.holdings import Resource, ResourceLedger
+from headrace.control.lifecycle import Finish
+from headrace.router import telling
 from headrace.router.links import SchedulerLink
+from headrace.router.session import Session
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_CANCEL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class RouterMetrics:
@@ -23,8 +26,8 @@ class RouterMetrics:
         make: Any = {"namespace": "headrace", "subsystem": "router", "registry": self.registry}
         self._finished = prom.Counter(
             "requests_finished_total",
-            "Requests that were dispatched, by their end.",
-            ["model", "finish_reason"],
+            "Requests that were dispatched, by their end and its cause.",
+            ["model", "finish_reason", "reason"],
             **make,
         )
         self._calls = prom.Counter("calls_total", "Finished calls, by their outcome.", ["method", "outcome"], **make)
@@ -38,12 +41,24 @@ class RouterMetrics:
         self._tpot = prom.Histogram(
             "time_per_output_token_seconds", "Mean gap between tokens of a request.", ["model"], buckets=_TPOT_S, **make
         )
+        self._stopped = prom.Histogram(
+            "cancel_to_stopped_seconds", "From asking for an end to the engine's stop.", buckets=_CANCEL_S, **make
+        )
+        self._freed = prom.Histogram(
+            "cancel_to_freed_seconds", "From asking for an end to free slot and KV.", buckets=_CANCEL_S, **make
+        )
+        self._held = prom.Gauge("resources_held", "References that requests hold, by resource.", ["resource"], **make)
+        self.detached = prom.Gauge("requests_detached", "Requests that run without a reader.", **make)
+        self.kept_bytes = prom.Gauge("kept_event_bytes", "Events kept of requests that are over, bytes.", **make)
         self.active = prom.Gauge("requests_active", "Requests that run now.", **make)
         self.snapshot_version = prom.Gauge("snapshot_version", "Version of the routing snapshot in use.", **make)
         self.snapshot_age = prom.Gauge("snapshot_age_seconds", "Time since the store was last heard.", **make)
         self.writes = 0
         self.wakeups = 0
         self.late_messages = 0
+        self.acknowledgements = 0
+        self.resumes = 0
+        self.overruns = 0
         self.frames_in = 0
         self.frames_out = 0
         for name, text in (
@@ -51,6 +66,9 @@ class RouterMetrics:
             ("wakeups", "Wake-ups of request tasks."),
             ("frames_in", "Frames received from Schedulers."),
             ("frames_out", "Frames sent to Schedulers."),
+            ("acknowledgements", "Acknowledgements received from clients."),
+            ("resumes", "Calls that resumed a request."),
+            ("overruns", "Attempts that generated more than their credit."),
             ("late_messages", "Messages dropped because their attempt no longer counts."),
         ):
             gauge = prom.Gauge(f"{name}_count", text, **make)
@@ -66,14 +84,36 @@ class RouterMetrics:
         self.frames_out = sum(link.frames_out for link in links)
         self._attempts.set(sum(link.attempts for link in links))
 
-    def finished(self, model: str, record: RequestRecord, usage: Usage) -> None:
-        """Count a request that is over."""
-        self._finished.labels(model, (record.finish or Finish.FAILED).value).inc()
-        self._tokens.labels(model, "prompt").inc(usage.prompt_tokens)
-        self._tokens.labels(model, "generated").inc(usage.generated_tokens)
-        self._tokens.labels(model, "sent").inc(record.sent_tokens)
+    def take_resources(self, ledger: ResourceLedger) -> None:
+        """Read what requests hold."""
+        for resource in Resource:
+            self._held.labels(resource.name.lower()).set(ledger.held[resource])
+
+    def finished(self, session: Session) -> None:
+        """Count a request that is over; once."""
+        machine, model = session.machine, session.model
+        record, usage = machine.record, telling.usage(machine, session.ended)
+        self.late_messages += machine.late
+        self.overruns += machine.window.overrun > 0
+        reason = record.reason.value if record.reason is not None else "NONE"
+        self._finished.labels(model, (record.finish or Finish.FAILED).value, reason).inc()
+        for count, tokens in (
+            ("prompt", usage.prompt_tokens),
+            ("cached_prompt", usage.cached_prompt_tokens),
+            ("proposed", usage.proposed_tokens),
+            ("generated", usage.generated_tokens),
+            ("reasoning", usage.reasoning_tokens),
+            ("sent", usage.sent_tokens),
+            ("acknowledged", usage.acknowledged_tokens),
+            ("dropped", machine.dropped),
+        ):
+            self._tokens.labels(model, count).inc(tokens)
         ttft_s, tpot_s = record.time_to_first_token_s(), record.time_per_output_token_s()
         if ttft_s is not None:
             self._ttft.labels(model).observe(ttft_s)
         if tpot_s is not None:
             self._tpot.labels(model).observe(tpot_s)
+        if record.asked_at is not None and record.freed_at is not None:
+            self._freed.observe(record.freed_at - record.asked_at)
+            if record.stopped_at is not None:
+                self._stopped.observe(max(0.0, record.stopped_at - record.asked_at))

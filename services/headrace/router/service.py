@@ -1,108 +1,87 @@
-"""InferenceService: from a request to its events."""
+"""InferenceService: the public calls. Each either reads a session (call.py) or looks one up (sessions.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
-from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
-from headrace.control.errors import Failure, Reason
-from headrace.control.lifecycle import Finish
-from headrace.control.placement import choose_replica, resolve_revision
-from headrace.control.resources import Effort, Revision
-from headrace.control.snapshot import RoutingSnapshot
-from headrace.control.validation import RequestLimits
-from headrace.router.codec import (
-    Efforts,
-    check_request,
-    complete_request,
-    output_tokens_allowed,
-    resolve_efforts,
-)
+from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.request import CONFIRM_S
+from headrace.router.call import Call, Frames, first_frame
 from headrace.router.metrics import RouterMetrics
+from headrace.router.plan import Planner
 from headrace.router.routes import Routes
-from headrace.router.session import FINISH_NUMBER, Session, finish_of, interrupted
+from headrace.router.session import Session
+from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
-from headrace.rpc import status
 from headrace.rpc.server import Context
 
-DEADLINE_TOLERANCE_S = 0.001
+START_S = 10.0
 DRAINED_CONFIRM_S = 2.0
-
-_FAILURE_OF: dict[Finish, tuple[Reason, str]] = {
-    Finish.CANCELLED: (Reason.CLIENT_CANCELLED, "The request was cancelled."),
-    Finish.DEADLINE_EXCEEDED: (Reason.DEADLINE_EXCEEDED, "The deadline passed before the answer was complete."),
-    Finish.SLOW_CONSUMER: (Reason.SLOW_CONSUMER, "The stream was not read for too long."),
-    Finish.DRAINED: (Reason.DRAINING, "The worker was drained before the answer was complete."),
-}
+TENANT_MAX = 63
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is fixed for a request before its first attempt."""
+def _already_bytes(event: bytes) -> bytes:
+    return event
 
-    snapshot: RoutingSnapshot
-    revision: Revision
-    efforts: Efforts
-    generate: pb.GenerateRequest
-    output_tokens_max: int
-    deadline: float
+
+SERIALIZERS: Mapping[str, Callable[[Any], bytes]] = dict.fromkeys(
+    ("Generate", "GenerateInteractive", "ResumeGenerate"), _already_bytes
+)
+"""The streaming calls write events that are bytes already: the same bytes that the event log keeps."""
 
 
 class InferenceService:
     """Serves headrace.api.inference.v1.InferenceService."""
 
     def __init__(self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics) -> None:
-        self._settings = settings
-        self._routes = routes
-        self._metrics = metrics
-        self._limits = RequestLimits(
-            prompt_bytes_max=settings.prompt_bytes_max, output_tokens_max=settings.output_tokens_max
-        )
-        self._sessions: set[Session] = set()
+        self.sessions = Sessions(settings, Planner(settings, routes), self._on_over)
         self.draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._settings = settings
+        self._planner = Planner(settings, routes)
+        self._metrics = metrics
+        self._opening = 0
 
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[bytes]:  # noqa: N802
-        """Run one request; see the proto. Yields serialized events."""
-        now = time.monotonic()
-        deadline = now + self._remaining_s(context)
-        session = self._admit(now)
-        expiry: asyncio.TimerHandle | None = None
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
+        """Run one request; see the proto."""
+        session = self._open(request, context)
+        await Call(context, self._metrics).serve(session)
+
+    async def GenerateInteractive(self, frames: Frames, context: Context) -> None:  # noqa: N802
+        """Run, or go on with, one request whose reader says what it has read; see the proto."""
+        self._refuse_more()
+        self._opening += 1
         try:
-            plan = self._plan(request, deadline)
-            self._dispatch(session, plan)
-            # gRPC ends a call only at a deadline that its caller set; this holds for the default one too.
-            expiry = asyncio.get_running_loop().call_later(deadline - time.monotonic(), session.expire)
-            while session.record.finish is None:
-                await session.wait()
-                self._metrics.wakeups += 1
-                while (event := self._next_event(session, plan)) is not None:
-                    self._metrics.writes += 1
-                    yield event.SerializeToString()
-                    session.sent(len(event.delta.token_ids) if event.HasField("delta") else 0)
-            if not session.record.finish.is_ok:
-                raise _failure(session)
+            first = await first_frame(frames, START_S)
         finally:
-            if expiry is not None:
-                expiry.cancel()
-            # Without an end yet when the client cancelled, its deadline passed, or its connection was lost.
-            late = time.monotonic() >= deadline - DEADLINE_TOLERANCE_S
-            session.abandon(Finish.DEADLINE_EXCEEDED if late else Finish.CANCELLED)
-            self._release(session)
+            self._opening -= 1
+        if first.WhichOneof("frame") == "resume":
+            await self._resume(first.resume, context, frames)
+        else:
+            session = self._open(first.start, context)
+            await Call(context, self._metrics).serve(session, frames=frames)
 
-    @property
-    def active(self) -> int:
-        """Requests that run now."""
-        return len(self._sessions)
+    async def ResumeGenerate(self, request: pb.ResumeGenerateRequest, context: Context) -> None:  # noqa: N802
+        """Repeat what was missed and go on; see the proto."""
+        await self._resume(request, context, None)
+
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.Request:  # noqa: N802
+        """Tell what is known of a request; see the proto."""
+        found = self._find(request.request, context)
+        return self.sessions.record(found) if isinstance(found, Session) else found
+
+    async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.Request:  # noqa: N802
+        """End a request, and wait a little for the engine's confirmation; see the proto."""
+        found = self._find(request.request, context)
+        if not isinstance(found, Session):
+            return found
+        found.cancel()
+        await found.wait_over(min(CONFIRM_S, self._remaining_s(context)))
+        return self.sessions.record(found)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, wait for the running ones, and end as DRAINED what still runs after `grace_s` s."""
@@ -110,102 +89,59 @@ class InferenceService:
         for limit_s in (grace_s, DRAINED_CONFIRM_S):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await self._idle.wait()
+                    await self.sessions.idle.wait()
                 return
-            for session in self._sessions:
-                session.end_early(Finish.DRAINED)
+            for session in self.sessions:
+                session.drain()
 
-    def _plan(self, request: pb.GenerateRequest, deadline: float) -> _Plan:
-        """Check a request and fix what stays the same for all its attempts."""
-        check_request(request, self._limits)
-        snapshot = self._snapshot()
-        revision = resolve_revision(snapshot, request.model, random.random)
-        efforts = resolve_efforts(request, revision)
-        return _Plan(
-            snapshot=snapshot,
-            revision=revision,
-            efforts=efforts,
-            generate=complete_request(request, revision, self._limits),
-            output_tokens_max=output_tokens_allowed(revision, self._limits),
-            deadline=deadline,
-        )
+    def tend(self) -> None:
+        """Look at the time for all requests, and set the gauges; a few times a second."""
+        self.sessions.sweep()
+        self._metrics.active.set(len(self.sessions))
+        self._metrics.detached.set(self.sessions.detached)
+        self._metrics.kept_bytes.set(self.sessions.kept_bytes)
+        self._metrics.take_resources(self.sessions.resources)
 
-    def _dispatch(self, session: Session, plan: _Plan) -> None:
-        """Start an attempt on a replica that was not tried yet."""
-        remaining_s = plan.deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise Failure(Reason.DEADLINE_EXCEEDED, "The deadline passed before the request could be started.")
-        snapshot = self._snapshot()
-        if plan.revision.name not in snapshot.replicas_of:
-            snapshot = plan.snapshot
-        replica = choose_replica(
-            snapshot,
-            plan.revision,
-            in_flight=self._routes.in_flight,
-            reachable=self._routes.is_reachable,
-            tried=session.record.tried,
-            random=random.random,
-        )
-        # The engine stops a little earlier, so that the caller hears of it before its own timer ends the call.
-        margin_s = min(0.05, 0.1 * remaining_s)
-        session.dispatch(
-            self._routes.link(replica.endpoint),
-            replica,
-            plan.generate,
-            output_tokens_max=plan.output_tokens_max,
-            remaining_s=remaining_s - margin_s,
-        )
+    def _open(self, request: pb.GenerateRequest, context: Context) -> Session:
+        self._refuse_more()
+        now = time.monotonic()
+        plan = self._planner.plan(request, now, now + self._remaining_s(context))
+        return self.sessions.open(plan, self._tenant(context))
 
-    def _next_event(self, session: Session, plan: _Plan) -> pb.GenerateEvent | None:
-        """What the client is told next, if there is something; decides the end once the attempt has ended."""
-        admitted = session.take_admitted()
-        if admitted is not None:
-            return _begun(session, plan, admitted)
-        output = session.take_delta()
-        if output is not None:
-            return output
-        if session.ended is None or session.record.finish is not None:
-            return None
-        if session.is_retryable(self._settings.attempts_max):
-            try:
-                self._dispatch(session, plan)
-                return None
-            except Failure:
-                pass  # nobody else can take it: what the first attempt said is the truth
-        session.record.end(session.outcome())
-        session.settle()
-        return self._terminal(session) if session.sequence else None
-
-    def _terminal(self, session: Session) -> pb.GenerateEvent:
-        record, ended = session.record, session.ended
-        assert ended is not None
-        assert record.finish is not None
-        event = session.event()
-        terminal = event.terminal
-        terminal.finish_reason = FINISH_NUMBER[record.finish]
-        terminal.usage.CopyFrom(session.usage())
-        terminal.attempts = record.attempts
-        terminal.timing.CopyFrom(session.timing(time.monotonic()))
-        if ended.HasField("stop"):
-            terminal.stop.CopyFrom(ended.stop)
-        if not record.finish.is_ok:
-            terminal.error.CopyFrom(status.to_proto(_failure(session)))
-        return event
-
-    def _settled(self, session: Session) -> None:
-        """Count a request whose end is decided and whose last attempt holds nothing any more."""
-        self._metrics.late_messages += session.late_messages
-        if session.record.attempts:
-            model = session.model
-            self._metrics.finished(model, session.record, session.usage())
-
-    def _snapshot(self) -> RoutingSnapshot:
-        snapshot = self._routes.snapshot
-        if snapshot is None:
+    async def _resume(self, request: pb.ResumeGenerateRequest, context: Context, frames: Frames | None) -> None:
+        self._refuse_more()
+        found = self._find(request.request, context)
+        if not isinstance(found, Session):
+            raise Failure(Reason.EVENTS_EXPIRED, "The request ended, and its events are no longer kept.")
+        if found.log is None:
             raise Failure(
-                Reason.NO_SNAPSHOT, "This Router has no routing snapshot yet; try again shortly, or another Router."
+                Reason.NOT_RESUMABLE, "The request was made without on_disconnect CONTINUE; its events are not kept."
             )
-        return snapshot
+        self.sessions.reopen(found)
+        self._metrics.resumes += 1
+        try:
+            await Call(context, self._metrics).serve(found, after_sequence=request.after_sequence, frames=frames)
+        finally:
+            self.sessions.release(found)
+
+    def _find(self, name: str, context: Context) -> Session | pb.Request:
+        if not name.startswith("requests/"):
+            raise InvalidRequest((Violation("request", 'must be the name of a request, "requests/..."'),))
+        return self.sessions.find(name, self._tenant(context))
+
+    def _on_over(self, session: Session) -> None:
+        self._metrics.finished(session)
+
+    def _refuse_more(self) -> None:
+        if self.draining:
+            raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.")
+        active, limit = len(self.sessions) + self._opening, self._settings.requests_max
+        if active >= limit:
+            raise Failure(
+                Reason.OVERLOADED,
+                f"This Router runs {active} requests, its limit; try again shortly.",
+                metadata={"limitRequests": str(limit)},
+            )
 
     def _remaining_s(self, context: Context) -> float:
         remaining_s = context.time_remaining()
@@ -214,67 +150,12 @@ class InferenceService:
             return self._settings.deadline_s_default
         return remaining_s
 
-    def _admit(self, now: float) -> Session:
-        if self.draining:
-            raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.")
-        if self.active >= self._settings.requests_max:
-            raise Failure(
-                Reason.OVERLOADED,
-                f"This Router runs {self.active} requests, its limit; try again shortly.",
-                metadata={"limitRequests": str(self._settings.requests_max)},
-            )
-        window = self._settings.credit_window_tokens
-        session = Session(now=now, window=window, clock=time.monotonic, on_settled=self._settled)
-        self._sessions.add(session)
-        self._metrics.active.set(self.active)
-        self._idle.clear()
-        return session
-
-    def _release(self, session: Session) -> None:
-        self._sessions.discard(session)
-        self._metrics.active.set(self.active)
-        if not self._sessions:
-            self._idle.set()
-
-
-def _failure(session: Session) -> Failure:
-    """Why a request did not end well."""
-    record, ended = session.record, session.ended
-    assert record.finish is not None
-    if ended is not None and ended.HasField("error") and finish_of(ended) is record.finish:
-        return status.from_proto(ended.error)
-    if record.finish is Finish.INTERRUPTED:
-        return interrupted(record.output_tokens)
-    reason, sentence = _FAILURE_OF.get(record.finish, (Reason.ENGINE_FAILED, "The engine failed on this request."))
-    return Failure(reason, sentence, metadata={"outputTokens": str(record.output_tokens)})
-
-
-def _begun(session: Session, plan: _Plan, admitted: scheduler_pb2.Admitted) -> pb.GenerateEvent:
-    """Tell that the engine has begun: `accepted` the first time, a notice after a retry."""
-    event = session.event()
-    if event.sequence > 1:
-        event.notice.CopyFrom(_retried(session.record.attempts))
-        return event
-    accepted = event.accepted
-    accepted.revision = plan.revision.name
-    accepted.replica = session.record.tried[-1]
-    accepted.attempt = session.record.attempts
-    accepted.requested_effort = _effort_number(plan.efforts.requested)
-    accepted.default_effort = _effort_number(plan.efforts.default)
-    accepted.effective_effort = _effort_number(plan.efforts.effective)
-    accepted.snapshot_version = plan.snapshot.version
-    accepted.prompt_tokens = admitted.prompt_tokens
-    accepted.cached_prompt_tokens = admitted.cached_prompt_tokens
-    return event
-
-
-def _effort_number(effort: Effort | None) -> Any:
-    return EFFORTS[effort] if effort is not None else pb.REASONING_EFFORT_UNSPECIFIED
-
-
-def _retried(attempt: int) -> pb.Notice:
-    return pb.Notice(
-        kind=pb.Notice.KIND_RETRIED,
-        message="The request started again on another worker; nothing had been sent.",
-        attempt=attempt,
-    )
+    def _tenant(self, context: Context) -> str:
+        """Whose call this is: what the trusted proxy in front says, where the settings name the key."""
+        key = self._settings.tenant_metadata
+        if not key:
+            return ""
+        for name, value in context.invocation_metadata() or ():
+            if name == key and isinstance(value, str):
+                return value[:TENANT_MAX]
+        return ""

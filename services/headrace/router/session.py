@@ -1,273 +1,361 @@
-"""One request at the client's edge: its record, its numbered events, and its one end.
+"""One request at the client's edge: the shell around `headrace.control.request.RequestMachine`.
 
-The link calls in (output, end, loss); the handler's task wakes, puts all that waits into one event and writes it.
-So the work per token is a slice, two appends and, when the client keeps up, one write.
+Links call in (admission, output, end, loss). The call that reads the request takes the next event, writes it, and says
+so; where no call reads, the event goes to the log alone. So the work per token is a slice, two appends and, when the
+reader keeps up, one write.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from google.protobuf.duration_pb2 import Duration
-
-from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
+from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
-from headrace.control.errors import Failure, Reason, Retry
-from headrace.control.lifecycle import Finish, RequestRecord
+from headrace.control.credit import CreditWindow, Reader
+from headrace.control.errors import Failure, Reason
+from headrace.control.event_log import EventLog, LoggedEvent
+from headrace.control.holdings import ResourceLedger
+from headrace.control.lifecycle import Finish
+from headrace.control.request import RequestMachine, Step
 from headrace.control.resources import Replica
+from headrace.router import telling
 from headrace.router.links import SchedulerLink
-from headrace.rpc import status
+from headrace.router.plan import Plan
+from headrace.router.telling import FINISH_NUMBER, Logprob
 
-FINISH_NUMBER: dict[Finish, Any] = {f: inference_pb2.FinishReason.Value(f"FINISH_REASON_{f.name}") for f in Finish}
-_FINISH = {number: finish for finish, number in FINISH_NUMBER.items()}
+_TIMER_SLACK_S = 0.002
+"""Timers of the loop may fire a millisecond early."""
+LINGER_S = 5.0
+"""How long the end of a request waits for a write that its reader holds up."""
 
-Clock = Callable[[], float]
-"""Monotonic seconds."""
+
+class Event(NamedTuple):
+    """One serialized event, ready to be written."""
+
+    sequence: int
+    data: bytes
+    tokens: int
+
+
+class SessionReader(Protocol):
+    """The call that reads a session."""
+
+    def wake(self) -> None:
+        """There may be something to take."""
+
+    def break_off(self, failure: Failure) -> None:
+        """End the call with `failure`, even if a write is held up."""
+
+
+class Owner(Protocol):
+    """Who keeps the sessions."""
+
+    def place(self, session: Session) -> tuple[SchedulerLink, Replica]:
+        """Choose where the next attempt runs.
+
+        Raises:
+            Failure: nobody can take it.
+        """
+
+    def on_over(self, session: Session) -> None:
+        """The end is decided and nothing is held in an engine any more. Once."""
+
+    def release(self, session: Session) -> None:
+        """Nobody reads it now."""
 
 
 class Session:
-    """What one Generate call is about. Owned by its handler's task; links call its `on_` methods in between."""
+    """One request, over all its attempts and readers. Belongs to the event loop."""
 
-    def __init__(self, *, now: float, window: int, clock: Clock, on_settled: Callable[[Session], None]) -> None:
-        self.name = f"requests/{secrets.token_hex(8)}"
-        self.record = RequestRecord(received_at=now)
-        self.sequence = 0
+    def __init__(self, plan: Plan, tenant: str, owner: Owner, ledger: ResourceLedger) -> None:
+        self.name = f"requests/{secrets.token_hex(16)}"
+        self.plan = plan
+        self.tenant = tenant
+        self.machine = RequestMachine(plan.budget, CreditWindow(plan.window_tokens), plan.terms, ledger)
+        self.log = EventLog(plan.retention) if plan.retention is not None else None
         self.ended: scheduler_pb2.Ended | None = None
-        self.late_messages = 0
-        self.model = ""
-        self._clock = clock
-        self._on_settled: Callable[[Session], None] | None = on_settled
-        self._early: Finish | None = None
-        self._window = window
-        self._granted = window
+        self.received_at = time.time()
+        """Unix time, for people."""
+        self.reader: SessionReader | None = None
+        self._owner = owner
+        self._is_reported = False
+        self._over: asyncio.Event | None = None
         self._link: SchedulerLink | None = None
-        self._wants_logprobs = False
+        self._wants_logprobs = plan.generate.HasField("top_logprobs")
         self._admitted: scheduler_pb2.Admitted | None = None
         self._text: list[bytes] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[tuple[float, list[tuple[int, float]]]] = []
-        self._wake = asyncio.Event()
+        self._logprobs: list[Logprob] = []
+        self._alone_from = 0
+        self._alone_bytes = 0
+        left_s = plan.budget.remaining_s(time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(left_s + _TIMER_SLACK_S, self.tick)
 
-    # What the handler's task calls
+    @property
+    def model(self) -> str:
+        """Id of the model, for labels."""
+        return self.plan.revision.model
 
-    def dispatch(
-        self,
-        link: SchedulerLink,
-        replica: Replica,
-        generate: inference_pb2.GenerateRequest,
-        *,
-        output_tokens_max: int,
-        remaining_s: float,
-    ) -> None:
-        """Start an attempt on `replica` through `link`."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the end is decided and nothing is held in an engine."""
+        return self.machine.is_over
+
+    def failure(self) -> Failure | None:
+        """Why it did not end well; None if it did, or runs."""
+        finish = self.machine.record.finish
+        return None if finish is None or finish.is_ok else telling.failure_of(self.machine.record, self.ended)
+
+    # Attempts
+
+    def start(self) -> None:
+        """Dispatch an attempt.
+
+        Raises:
+            Failure: nobody can take it.
+        """
+        link, replica = self._owner.place(self)
+        machine, plan, now = self.machine, self.plan, time.monotonic()
         attempt = secrets.randbits(62) + 1
-        started = self.record.dispatch(attempt, replica.name)
-        assert started, "dispatched a request that has output or is over"
-        self._wants_logprobs = generate.HasField("top_logprobs")
-        self.model = replica.revision.split("/")[1]
+        credit = machine.dispatch(attempt, replica.name)
+        self.ended = self._admitted = None
         self._link = link
-        self._granted = self._window
-        self._admitted = None
-        self.ended = None
         message = scheduler_pb2.Dispatch(
             attempt=attempt,
             request=self.name,
             revision=replica.revision,
             replica=replica.name,
             epoch=replica.epoch,
-            generate=generate,
-            credit_limit=self._granted,
-            output_tokens_max=output_tokens_max,
+            generate=plan.generate,
+            credit_limit=credit,
+            output_tokens_max=plan.output_tokens_max,
+            record_version=machine.record.attempt_version,
         )
-        message.remaining.FromMicroseconds(max(0, int(remaining_s * 1e6)))
+        message.remaining.FromMicroseconds(int(plan.budget.for_next_hop_s(now) * 1e6))
+        queue_s = plan.budget.queue_remaining_s(now)
+        if queue_s is not None:
+            message.queue_timeout.FromMicroseconds(int(queue_s * 1e6))
+        if plan.budget.execution_s is not None:
+            message.execution_timeout.FromMicroseconds(int(plan.budget.execution_s * 1e6))
         link.dispatch(message, self)
 
-    async def wait(self) -> None:
-        """Wait until there is something to tell the client."""
-        await self._wake.wait()
-        self._wake.clear()
+    # The reader
 
-    @property
-    def has_output(self) -> bool:
-        """Whether output came in since the last take; the link has then set the wake-up too."""
-        return bool(self._token_ids or self._text)
+    def attach(self, reader: SessionReader, kind: Reader, after_sequence: int) -> list[LoggedEvent]:
+        """`reader` reads from behind `after_sequence` on. Returns the events that it missed.
 
-    def take_admitted(self) -> scheduler_pb2.Admitted | None:
-        """The news that the engine has begun, once an attempt."""
-        admitted, self._admitted = self._admitted, None
-        return admitted
+        Raises:
+            EventsExpired, UnknownSequence: they cannot be had.
+        """
+        missed: list[LoggedEvent] = []
+        position = 0
+        if self.log is not None:
+            missed = self.log.after(after_sequence)
+            position = self.log.tokens_through(after_sequence)
+        previous, self.reader = self.reader, reader
+        if previous is not None:
+            previous.break_off(Failure(Reason.STREAM_TAKEN_OVER, "Another call has resumed this stream."))
+        self.machine.attach(kind, position, time.monotonic())
+        return missed
 
-    def take_delta(self) -> inference_pb2.GenerateEvent | None:
-        """All output that waits, as one event; None if there is none. On the hot path."""
-        if not self._token_ids and not self._text:
-            return None
-        event = self.event()
-        delta = event.delta
-        delta.text = b"".join(self._text).decode("utf-8")
-        delta.token_ids.extend(self._token_ids)
-        if self._logprobs:
-            for token_id, (logprob, alternatives) in zip(self._token_ids, self._logprobs, strict=True):
-                entry = delta.logprobs.add(token_id=token_id, logprob=logprob)
-                for other_id, other_logprob in alternatives:
-                    entry.alternatives.add(token_id=other_id, logprob=other_logprob)
-            self._logprobs.clear()
+    def detach(self, reader: SessionReader) -> None:
+        """The call is over, whatever ended it."""
+        if self.reader is not reader:
+            return
+        self.reader = None
+        if self.machine.detach(time.monotonic()):
+            self._stop_engine()
+        if self.log is not None:
+            self._alone_from, self._alone_bytes = self.log.last, 0
+        self._proceed()
+
+    def take(self) -> Event | None:
+        """The next event, to be written; None: nothing now. On the hot path."""
+        machine = self.machine
+        while True:
+            now = time.monotonic()
+            step = machine.next(now)
+            if step is Step.WAIT or step is Step.OVER:
+                return None
+            if step is Step.RETRY:
+                try:
+                    self.start()
+                except Failure:
+                    machine.give_up()
+                continue
+            sequence = machine.take(step)
+            machine.writing_since = now
+            self._report_if_over()
+            if step is Step.REFUSED:
+                return None
+            return self._event(step, sequence, now)
+
+    def wrote(self, sequence: int, tokens: int) -> None:
+        """The transport has taken an event. On the hot path."""
+        self.machine.write(tokens, sequence)
+        self._grant()
+
+    def acknowledge(self, sequence: int) -> None:
+        """The reader confirms all events up to `sequence`."""
+        self.machine.window.acknowledge(sequence)
+        self._grant()
+
+    def _grant(self) -> None:
+        limit = self.machine.grant()
+        if limit is not None and self._link is not None:
+            self._link.grant(self.machine.record.attempt, limit)
+
+    def _event(self, step: Step, sequence: int, now: float) -> Event:
+        machine = self.machine
+        event = pb.GenerateEvent(sequence=sequence, request=self.name)
+        tokens = 0
+        if step is Step.DELTA:
+            tokens = len(self._token_ids)
+            telling.delta(event, b"".join(self._text), self._token_ids, self._logprobs)
+            self._clear_output()
+        elif step is Step.ACCEPTED:
+            assert self._admitted is not None
+            telling.accepted(event, self.plan, machine.record, self._admitted)
+        elif step is Step.RETRIED:
+            telling.retried(event, machine.record.attempts)
+        elif step is Step.PAUSED:
+            telling.paused(event, machine.record.attempts)
+        else:
+            telling.terminal(event, machine, self.ended, now)
+        data = event.SerializeToString()
+        if self.log is not None:
+            self.log.append(sequence, data, tokens)
+        return Event(sequence, data, tokens)
+
+    def _clear_output(self) -> None:
         self._text.clear()
         self._token_ids.clear()
-        return event
+        self._logprobs.clear()
 
-    def event(self) -> inference_pb2.GenerateEvent:
-        """The next numbered event, to be filled in."""
-        self.sequence += 1
-        return inference_pb2.GenerateEvent(sequence=self.sequence, request=self.name)
+    def _log_on(self) -> None:
+        """Without a reader: write to the log what there is, until half of what it keeps is unread."""
+        machine, log = self.machine, self.log
+        assert log is not None
+        while (event := self.take()) is not None:
+            self._alone_bytes += len(event.data)
+            kept, unread = log.retention, log.last - self._alone_from
+            machine.log_is_full = self._alone_bytes >= kept.bytes_max // 2 or unread >= kept.events_max // 2
+            self.wrote(event.sequence, event.tokens)
 
-    def sent(self, tokens: int) -> None:
-        """The transport has taken `tokens`; give the engine room once half of the window is used."""
-        record = self.record
-        record.sent_tokens += tokens
-        limit = record.sent_tokens + self._window
-        if limit - self._granted >= self._window // 2 and self.ended is None and self._link is not None:
-            self._granted = limit
-            self._link.grant(record.attempt, limit)
+    # The end
 
-    def abandon(self, cause: Finish) -> None:
-        """End the request as `cause` unless it has an end, and make the engine let go of what still runs."""
-        if self.record.end(cause) and self._link is not None and self.ended is None and self.record.attempt:
-            self._link.cancel(self.record.attempt, FINISH_NUMBER[cause])
-        self.settle()
+    def cancel(self) -> None:
+        """The caller asks for the end."""
+        self._ask_end(Reason.CLIENT_CANCELLED)
 
-    def end_early(self, cause: Finish) -> None:
-        """Have the engine end the attempt; the request then ends as `cause`, with a terminal event of its own."""
-        if self.ended is None and self._link is not None:
-            self._early = cause
-            self._link.cancel(self.record.attempt, FINISH_NUMBER[Finish.CANCELLED])
+    def drain(self) -> None:
+        """Have the engine end it; what it has generated is still told."""
+        if self.machine.wind_down(Reason.DRAINING, time.monotonic()):
+            self._stop_engine(Finish.CANCELLED)
+        self._proceed()
 
-    def expire(self) -> None:
-        """The deadline has passed: end here, whatever the Scheduler does. It was told to end a little earlier."""
-        if self.ended is None and self._link is not None and self.record.finish is None:
-            number = FINISH_NUMBER[Finish.DEADLINE_EXCEEDED]
-            self._link.cancel(self.record.attempt, number)
-            self.on_ended(scheduler_pb2.Ended(attempt=self.record.attempt, reason=number))
+    def tick(self) -> None:
+        """Look at the time: at the deadline, and now and then."""
+        now = time.monotonic()
+        machine = self.machine
+        if machine.tick(now):
+            self._stop_engine()
+        if machine.has_notice or (machine.record.finish is not None and not machine.is_told):
+            self._proceed()
+        since, asked = machine.writing_since, machine.record.asked_at
+        if since is None or asked is None or machine.record.finish is None or self.reader is None:
+            return
+        failure = self.failure()
+        if failure is not None and now - max(since, asked) >= LINGER_S:
+            self.reader.break_off(failure)
 
-    def outcome(self) -> Finish:
-        """How the attempt that has ended ends the request."""
-        assert self.ended is not None
-        finish = finish_of(self.ended)
-        return self._early if self._early is not None and finish is Finish.CANCELLED else finish
+    async def wait_over(self, timeout_s: float) -> None:
+        """Wait until the engine has confirmed the end, at most `timeout_s` seconds."""
+        if self.is_over:
+            return
+        if self._over is None:
+            self._over = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._over.wait()
+        except TimeoutError:
+            return
 
-    def settle(self) -> None:
-        """Report the request once: its end is decided and the engine has confirmed that nothing is held."""
-        if (
-            self._on_settled is not None
-            and self.record.finish is not None
-            and (self.ended is not None or not self.record.attempt)
-        ):
-            report, self._on_settled = self._on_settled, None
-            report(self)
+    def close(self) -> None:
+        """Nobody reads it and nobody may come back."""
+        self._timer.cancel()
+        if self.log is not None:
+            self.log.clear()
+        self._clear_output()
+        self.machine.close()
 
-    def is_retryable(self, attempts_max: int) -> bool:
-        """Whether the attempt that has just ended may be repeated elsewhere."""
-        if self.ended is None or not self.record.may_retry(attempts_max):
-            return False
-        failure = status.from_proto(self.ended.error)
-        return self.ended.HasField("error") and failure.rule.retry is Retry.ROUTER
+    def _ask_end(self, reason: Reason) -> None:
+        if self.machine.ask_end(reason, time.monotonic()):
+            self._stop_engine()
+        self._proceed()
 
-    def usage(self) -> inference_pb2.Usage:
-        """What the request used, by the engine's count; by ours where the engine was lost."""
-        usage = inference_pb2.Usage()
-        if self.ended is not None and self.ended.HasField("usage"):
-            usage.CopyFrom(self.ended.usage)
-        else:
-            usage.generated_tokens = self.record.output_tokens
-        usage.sent_tokens = self.record.sent_tokens
-        return usage
+    def _stop_engine(self, finish: Finish | None = None) -> None:
+        record = self.machine.record
+        cause = finish or record.finish
+        if self._link is not None and cause is not None:
+            self._link.cancel(record.attempt, FINISH_NUMBER[cause])
 
-    def timing(self, now: float) -> inference_pb2.Timing:
-        """Where the time went."""
-        record = self.record
-        timing = inference_pb2.Timing(total=_duration(now - record.received_at))
-        if record.admitted_at is not None:
-            timing.queue.CopyFrom(_duration(record.admitted_at - record.received_at))
-        ttft_s, tpot_s = record.time_to_first_token_s(), record.time_per_output_token_s()
-        if ttft_s is not None:
-            timing.time_to_first_token.CopyFrom(_duration(ttft_s))
-        if tpot_s is not None:
-            timing.time_per_output_token.CopyFrom(_duration(tpot_s))
-        return timing
+    def _proceed(self) -> None:
+        """Something changed: the reader looks, or the log goes on."""
+        if self.machine.record.finish is not None and not self.machine.pending:
+            self._clear_output()
+        self._report_if_over()
+        if self.reader is not None:
+            self.reader.wake()
+            return
+        if self.log is not None:
+            self._log_on()
+        self._owner.release(self)
+
+    def _report_if_over(self) -> None:
+        if self._is_reported or not self.machine.is_over:
+            return
+        self._is_reported = True
+        self._timer.cancel()
+        if self._over is not None:
+            self._over.set()
+        self._owner.on_over(self)
 
     # What links call
 
     def on_admitted(self, message: scheduler_pb2.Admitted) -> None:
         """See AttemptOwner."""
-        if self.record.admit(message.attempt, self._clock()):
+        now = time.monotonic()
+        if self.machine.admitted(
+            message.attempt, message.record_version, now, cached_tokens=message.cached_prompt_tokens
+        ):
             self._admitted = message
-            self._wake.set()
-        else:
-            self.late_messages += 1
+            self._proceed()
 
-    def on_output(
-        self,
-        attempt: int,
-        text: bytes,
-        token_ids: Sequence[int],
-        logprobs: Sequence[tuple[float, list[tuple[int, float]]]],
-    ) -> None:
+    def on_output(self, attempt: int, text: bytes, token_ids: Sequence[int], logprobs: Sequence[Logprob]) -> None:
         """See AttemptOwner. On the hot path."""
-        if self.record.output(attempt, len(token_ids), self._clock()):
-            self._text.append(text)
-            self._token_ids.extend(token_ids)
-            if logprobs and self._wants_logprobs:
-                self._logprobs.extend(logprobs)
-            self._wake.set()
-        else:
-            self.late_messages += 1
+        if not self.machine.output(attempt, len(token_ids), time.monotonic()):
+            return
+        self._text.append(text)
+        self._token_ids.extend(token_ids)
+        if logprobs and self._wants_logprobs:
+            self._logprobs.extend(logprobs)
+        if self.reader is not None:
+            self.reader.wake()
+        elif self.log is not None:
+            self._log_on()
 
     def on_ended(self, message: scheduler_pb2.Ended) -> None:
         """See AttemptOwner."""
-        if message.attempt == self.record.attempt and self.ended is None:
+        if self.machine.ended(message.attempt, message.record_version, telling.attempt_end(message), time.monotonic()):
             self.ended = message
-            self._wake.set()
-            self.settle()
-        else:
-            self.late_messages += 1
+            self._proceed()
 
     def on_lost(self, attempt: int) -> None:
         """See AttemptOwner."""
-        lost_before = self.record.first_output_at is None
-        failure = (
-            Failure(
-                Reason.WORKER_LOST_BEFORE_OUTPUT,
-                "The worker was lost before any output; send the request again.",
-            )
-            if lost_before
-            else interrupted(self.record.output_tokens)
-        )
-        self.on_ended(
-            scheduler_pb2.Ended(
-                attempt=attempt,
-                reason=FINISH_NUMBER[Finish.FAILED if lost_before else Finish.INTERRUPTED],
-                error=status.to_proto(failure),
-            )
-        )
-
-
-def finish_of(ended: scheduler_pb2.Ended) -> Finish:
-    """How an attempt ended; an unknown number is a failure."""
-    return _FINISH.get(ended.reason, Finish.FAILED)
-
-
-def interrupted(tokens: int) -> Failure:
-    """The failure of a stream that was cut after `tokens` tokens of output."""
-    return Failure(
-        Reason.STREAM_INTERRUPTED,
-        "The worker was lost after output had been sent; nothing is replayed.",
-        metadata={"outputTokens": str(tokens)},
-    )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromMicroseconds(max(0, round(seconds * 1e6)))
-    return duration
+        if attempt == self.machine.record.attempt:
+            self.on_ended(telling.lost(self.machine.record))

@@ -27,7 +27,33 @@ class RouterSettings(EtcdSettings):
     output_tokens_max: int = Field(8192, description="Most output tokens that one request may ask for.", ge=1)
     deadline_s_default: float = Field(600.0, description="Deadline of requests that set none, seconds.", gt=0)
     attempts_max: int = Field(3, description="Attempts for one request, all before its first token.", ge=1, le=5)
+    queue_timeout_s: float = Field(60.0, description="Longest wait for a slot, seconds; 0: only the deadline.", ge=0)
+    execution_timeout_s: float = Field(
+        0.0, description="Longest run of one attempt, seconds; 0: only the deadline.", ge=0
+    )
     credit_window_tokens: int = Field(
-        256, description="Tokens the engine may run ahead of what the client's transport has taken.", ge=8
+        32, description="Tokens that may be generated ahead of what the reader has taken.", ge=8, le=65536
+    )
+    credit_window_tokens_max: int = Field(
+        4096, description="Largest window that a request may ask for.", ge=8, le=65536
+    )
+    slow_consumer_s: float = Field(
+        30.0, description="A stream that is not read for this long, seconds, is ended.", ge=1
+    )
+    resume_events_max: int = Field(4096, description="Events kept for each request that can be resumed.", ge=64)
+    resume_bytes_max: int = Field(1024 * 1024, description="Bytes of events kept for each of them.", ge=64 * 1024)
+    resume_bytes_total_max: int = Field(
+        64 * 1024 * 1024, description="Bytes of events kept for all requests that have ended.", ge=64 * 1024
+    )
+    resume_window_s: float = Field(
+        60.0, description="How long a request runs without a reader, and is kept after its end, seconds.", ge=1
+    )
+    records_max: int = Field(4096, description="Ended requests that GetRequest still knows.", ge=0)
+    record_retention_s: float = Field(300.0, description="How long it knows them, seconds.", ge=0)
+    tenant_metadata: str = Field(
+        "",
+        description="Metadata key in which a trusted proxy names the tenant of a call; a request can be read, resumed"
+        " and cancelled only by its tenant. Empty: all callers are one tenant.",
+        pattern="^[a-z0-9._-]{0,64}$",
     )
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)

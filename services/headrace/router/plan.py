@@ -1,0 +1,115 @@
+"""What is fixed for a request before its first attempt, and the choice of a replica for each."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.control.credit import WINDOW_MIN
+from headrace.control.deadlines import Budget
+from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.event_log import Retention
+from headrace.control.placement import choose_replica, resolve_revision
+from headrace.control.request import Terms
+from headrace.control.resources import Replica, Revision
+from headrace.control.snapshot import RoutingSnapshot
+from headrace.control.validation import RequestLimits
+from headrace.router.codec import Efforts, check_request, complete_request, output_tokens_allowed, resolve_efforts
+from headrace.router.links import SchedulerLink
+from headrace.router.routes import Routes
+from headrace.router.settings import RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request, checked, completed and pinned."""
+
+    snapshot: RoutingSnapshot
+    revision: Revision
+    efforts: Efforts
+    generate: pb.GenerateRequest
+    output_tokens_max: int
+    budget: Budget
+    terms: Terms
+    window_tokens: int
+    retention: Retention | None
+    """How long its events can be resumed; None: they cannot."""
+
+
+class Planner:
+    """Turns requests into plans, and plans into attempts.
+
+    Raises:
+        Failure: from both methods: why a request cannot be served.
+    """
+
+    def __init__(self, settings: RouterSettings, routes: Routes) -> None:
+        self._settings = settings
+        self._routes = routes
+        self._limits = RequestLimits(
+            prompt_bytes_max=settings.prompt_bytes_max, output_tokens_max=settings.output_tokens_max
+        )
+        self._retention = Retention(settings.resume_events_max, settings.resume_bytes_max, settings.resume_window_s)
+
+    def plan(self, request: pb.GenerateRequest, received_at: float, deadline_at: float) -> Plan:
+        """Check a request and fix what stays the same for all its attempts."""
+        settings = self._settings
+        check_request(request, self._limits)
+        snapshot = self._snapshot()
+        revision = resolve_revision(snapshot, request.model, random.random)
+        resumable = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        return Plan(
+            snapshot=snapshot,
+            revision=revision,
+            efforts=resolve_efforts(request, revision),
+            generate=complete_request(request, revision, self._limits),
+            output_tokens_max=output_tokens_allowed(revision, self._limits),
+            budget=Budget(
+                received_at,
+                deadline_at,
+                queue_s=settings.queue_timeout_s or None,
+                execution_s=settings.execution_timeout_s or None,
+            ),
+            terms=Terms(
+                attempts_max=settings.attempts_max,
+                slow_consumer_s=settings.slow_consumer_s,
+                resume_s=settings.resume_window_s if resumable else None,
+            ),
+            window_tokens=self._window(request),
+            retention=self._retention if resumable else None,
+        )
+
+    def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:
+        """Choose a replica that was not tried yet, and the link to it."""
+        if plan.budget.remaining_s(time.monotonic()) <= 0:
+            raise Failure(Reason.DEADLINE_EXCEEDED, "The deadline passed before the request could be started.")
+        snapshot = self._snapshot()
+        if plan.revision.name not in snapshot.replicas_of:
+            snapshot = plan.snapshot
+        replica = choose_replica(
+            snapshot,
+            plan.revision,
+            in_flight=self._routes.in_flight,
+            reachable=self._routes.is_reachable,
+            tried=tried,
+            random=random.random,
+        )
+        return self._routes.link(replica.endpoint), replica
+
+    def _snapshot(self) -> RoutingSnapshot:
+        snapshot = self._routes.snapshot
+        if snapshot is None:
+            raise Failure(
+                Reason.NO_SNAPSHOT, "This Router has no routing snapshot yet; try again shortly, or another Router."
+            )
+        return snapshot
+
+    def _window(self, request: pb.GenerateRequest) -> int:
+        if not request.HasField("window_tokens"):
+            return self._settings.credit_window_tokens
+        largest = self._settings.credit_window_tokens_max
+        if not WINDOW_MIN <= request.window_tokens <= largest:
+            raise InvalidRequest((Violation("window_tokens", f"must be between {WINDOW_MIN} and {largest}"),))
+        return request.window_tokens

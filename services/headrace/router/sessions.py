@@ -1,0 +1,196 @@
+"""All requests of this Router: those that run, those that may be resumed, and records of those that ended lately.
+
+running    a call reads it, or an engine may hold something for it
+kept       over, its events kept for whoever may resume it; bounded by time, and in bytes over all of them
+remembered only its record, for GetRequest; bounded by time and number
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.control.errors import Failure, Reason
+from headrace.control.holdings import ResourceLedger
+from headrace.control.lifecycle import Phase
+from headrace.control.resources import Replica
+from headrace.router import telling
+from headrace.router.links import SchedulerLink
+from headrace.router.plan import Plan, Planner
+from headrace.router.session import Session
+from headrace.router.settings import RouterSettings
+from headrace.rpc import status
+
+_STATE: dict[Phase, Any] = {phase: pb.Request.State.Value(f"STATE_{phase.name}") for phase in Phase}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    session: Session
+    size: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    record: pb.Request
+    tenant: str
+    until: float
+
+
+class Sessions:
+    """Owner of every Session; see the module.
+
+    Args:
+        settings: bounds.
+        planner: chooses replicas.
+        on_over: told of each request once, when its end is decided and nothing is held in an engine.
+    """
+
+    def __init__(self, settings: RouterSettings, planner: Planner, on_over: Callable[[Session], None]) -> None:
+        self.resources = ResourceLedger()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._settings = settings
+        self._planner = planner
+        self._tell_over = on_over
+        self._running: dict[str, Session] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._running.values()))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of events kept for requests that are over."""
+        return self._kept_bytes
+
+    @property
+    def detached(self) -> int:
+        """Requests that run without a reader."""
+        return sum(1 for session in self._running.values() if session.reader is None)
+
+    def open(self, plan: Plan, tenant: str) -> Session:
+        """A new request, with its first attempt dispatched.
+
+        Raises:
+            Failure: nobody can take it.
+        """
+        session = Session(plan, tenant, self, self.resources)
+        try:
+            session.start()
+        except Failure:
+            session.close()
+            raise
+        self._running[session.name] = session
+        self.idle.clear()
+        return session
+
+    def find(self, name: str, tenant: str) -> Session | pb.Request:
+        """A request by name: the session, or the record of one that is only remembered.
+
+        Raises:
+            Failure: NOT_FOUND, also where it is another tenant's.
+        """
+        session = self._running.get(name)
+        if session is None and name in self._kept:
+            session = self._kept[name].session
+        if session is not None and session.tenant == tenant:
+            return session
+        remembered = self._remembered.get(name)
+        if session is None and remembered is not None and remembered.tenant == tenant:
+            return remembered.record
+        raise Failure(
+            Reason.NOT_FOUND,
+            "This Router knows no such request: it ended a while ago, or another Router has it.",
+            field="request",
+            metadata={"resourceName": name[:128]},
+        )
+
+    def record(self, session: Session) -> pb.Request:
+        """What is known of a request now."""
+        machine = session.machine
+        record, failure = machine.record, session.failure()
+        now = record.freed_at if session.is_over and record.freed_at is not None else time.monotonic()
+        told = pb.Request(
+            name=session.name,
+            state=_STATE[record.phase],
+            version=record.version,
+            revision=session.plan.revision.name,
+            replica=record.tried[-1] if record.tried else "",
+            attempts=record.attempts,
+            last_sequence=machine.sequence,
+            attached=session.reader is not None,
+            finish_reason=telling.FINISH_NUMBER[record.finish] if record.finish else None,
+            usage=telling.usage(machine, session.ended),
+            timing=telling.timing(record, now),
+        )
+        if failure is not None:
+            told.error.CopyFrom(status.to_proto(failure))
+        told.receive_time.FromMilliseconds(round(session.received_at * 1000))
+        return told
+
+    def release(self, session: Session) -> None:
+        """Look whether a session may leave `running`: it is over and nobody reads it."""
+        if not session.is_over or session.reader is not None or self._running.pop(session.name, None) is None:
+            return
+        if session.log is not None:
+            until = time.monotonic() + self._settings.resume_window_s
+            self._kept[session.name] = _Kept(session, session.log.size, until)
+            self._kept_bytes += session.log.size
+            while self._kept_bytes > self._settings.resume_bytes_total_max:
+                self._forget_oldest_kept()
+        else:
+            self._remember(session)
+        if not self._running:
+            self.idle.set()
+
+    def reopen(self, session: Session) -> None:
+        """A call is about to read a kept session again."""
+        kept = self._kept.pop(session.name, None)
+        if kept is not None:
+            self._kept_bytes -= kept.size
+            self._running[session.name] = session
+            self.idle.clear()
+
+    def sweep(self) -> None:
+        """Look at the time, for all of them."""
+        for session in self:
+            session.tick()
+        now = time.monotonic()
+        while self._kept and next(iter(self._kept.values())).until <= now:
+            self._forget_oldest_kept()
+        while self._remembered and next(iter(self._remembered.values())).until <= now:
+            self._remembered.popitem(last=False)
+
+    # What sessions call
+
+    def place(self, session: Session) -> tuple[SchedulerLink, Replica]:
+        """See Owner."""
+        return self._planner.place(session.plan, session.machine.record.tried)
+
+    def on_over(self, session: Session) -> None:
+        """See Owner."""
+        self._tell_over(session)
+
+    def _forget_oldest_kept(self) -> None:
+        _, kept = self._kept.popitem(last=False)
+        self._kept_bytes -= kept.size
+        self._remember(kept.session)
+
+    def _remember(self, session: Session) -> None:
+        until = time.monotonic() + self._settings.record_retention_s
+        self._remembered[session.name] = _Remembered(self.record(session), session.tenant, until)
+        if len(self._remembered) > self._settings.records_max:
+            self._remembered.popitem(last=False)
+        session.close()
