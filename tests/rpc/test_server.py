@@ -23,7 +23,16 @@ EVENT = pb.GenerateEvent(sequence=1)
 Handler = Callable[[Any, Any], Awaitable[None]]
 
 
-class Writing:
+class Serving:
+    """Has the other methods of the service, which nobody calls here."""
+
+    async def GenerateInteractive(self, request: Any, context: Any) -> None:
+        raise NotImplementedError
+
+    ResumeGenerate = GetRequest = CancelRequest = GenerateInteractive
+
+
+class Writing(Serving):
     """Serves Generate as a coroutine that writes."""
 
     def __init__(self, body: Handler) -> None:
@@ -119,7 +128,7 @@ async def writes(request: Any, context: Any) -> None:
         await context.write(pb.GenerateEvent(delta=pb.Delta(text="x" * 1000)))
 
 
-class YieldsForever:
+class YieldsForever(Serving):
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         while True:
             yield pb.GenerateEvent(delta=pb.Delta(text="x" * 1000))

@@ -96,12 +96,17 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Failure) -
     Raises:
         grpc.aio.AbortError: always; that is how grpc.aio ends a handler.
     """
+    await context.abort(*encode(failure))
+    raise AssertionError("abort returned")
+
+
+def encode(failure: Failure) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]:
+    """Code, message and trailers of the status of `failure`: what `context.abort` takes."""
     status = rpc_status.to_status(to_status(failure))
     trailers = list(status.trailing_metadata)
     if failure.retry_after_s is not None:
         trailers.append((PUSHBACK, str(round(failure.retry_after_s * 1000))))
-    await context.abort(status.code, status.details, tuple(trailers))
-    raise AssertionError("abort returned")
+    return status.code, status.details, tuple(trailers)
 
 
 def unmapped(error: BaseException, *, where: str) -> Failure:
