@@ -15,7 +15,7 @@ def record_in(phase: Phase) -> RequestRecord:
         return record
     record.dispatch(1, "replicas/a")
     if phase in (Phase.PREFILL, Phase.DECODE):
-        record.admit(1, 1.0)
+        record.admit(1, record.attempt_version, 1.0)
     if phase is Phase.DECODE:
         record.output(1, 1, 2.0)
     if phase is Phase.TERMINAL:
@@ -55,9 +55,12 @@ def test_an_attempt_starts_only_before_output_and_before_the_end(phase: Phase, a
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.PREFILL])
 def test_messages_of_an_old_attempt_change_nothing(phase: Phase) -> None:
     record = record_in(phase)
+    old = record.attempt_version
     record.dispatch(2, "replicas/b")
     version = record.version
-    assert not record.admit(1, 5.0)
+    assert not record.admit(1, old, 5.0)
+    assert not record.admit(2, old, 5.0), "the attempt's token with an old record version"
+    assert not record.admit(1, record.attempt_version, 5.0), "the version with an old attempt's token"
     assert not record.output(1, 3, 5.0)
     assert (record.version, record.output_tokens, record.phase) == (version, 0, Phase.QUEUED)
 
@@ -73,6 +76,33 @@ def test_ttft_and_tpot(tokens_at: list[float], ttft_s: float | None, tpot_s: flo
         record.output(1, 1, at)
     assert record.time_to_first_token_s() == ttft_s
     assert record.time_per_output_token_s() == tpot_s
+
+
+@pytest.mark.parametrize(
+    ("phase", "attempts", "free", "allowed"),
+    [
+        (Phase.RECEIVED, 0, 0, False),
+        (Phase.QUEUED, 1, 0, True),
+        (Phase.PREFILL, 2, 0, True),
+        (Phase.QUEUED, 3, 0, False),
+        (Phase.QUEUED, 3, 1, True),
+        (Phase.DECODE, 1, 0, False),
+        (Phase.TERMINAL, 1, 0, False),
+    ],
+)
+def test_a_retry_needs_an_attempt_that_gave_nothing_and_one_that_is_left(
+    phase: Phase, attempts: int, free: int, allowed: bool
+) -> None:
+    record = record_in(phase)
+    record.attempts, record.attempts_free = attempts, free
+    assert record.may_retry(3) is allowed
+
+
+def test_a_second_admission_of_the_same_attempt_changes_nothing() -> None:
+    record = record_in(Phase.PREFILL)
+    before = record.version, record.admitted_at
+    assert not record.admit(1, record.attempt_version, 9.0)
+    assert (record.version, record.admitted_at) == before
 
 
 _STEP = st.one_of(
@@ -93,7 +123,8 @@ def test_whatever_the_order_there_is_one_end_and_one_counting_attempt(steps: lis
             changed = record.dispatch(value, "replicas/x")  # type: ignore[arg-type]
             assert not (changed and counted), "a retry after output"
         elif name == "admit":
-            changed = record.admit(value, now)  # type: ignore[arg-type]
+            changed = record.admit(value, record.attempt_version, now)  # type: ignore[arg-type]
+            assert not changed or value == record.attempt
         elif name == "output":
             changed = record.output(value, 2, now)  # type: ignore[arg-type]
             counted += 2 * changed
