@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
+from headrace.control.errors import Failure
 from headrace.control.resources import (
     Alias,
     AliasTarget,
@@ -29,9 +30,11 @@ from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import SERIALIZERS, InferenceService
 from headrace.router.settings import RouterSettings
+from headrace.rpc import status
 from headrace.rpc.server import Server
 
 DEADLINE_S = 10.0
+T = TypeVar("T")
 READY = ReplicaState.READY
 
 REVISION = Revision(
@@ -106,11 +109,53 @@ class ScriptedScheduler:
         self._cut.set()
 
 
+async def soon(queue: asyncio.Queue[T]) -> T:
+    """The next entry, within the deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await queue.get()
+
+
+async def until(condition: Callable[[], bool], what: str = "") -> None:
+    """Wait for `condition`."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def collect(call: Any) -> tuple[list[pb.GenerateEvent], grpc.RpcError | None]:
+    """All events, and the error that the call ended with."""
+    events = []
+    try:
+        while (event := await call.read()) is not grpc.aio.EOF:
+            events.append(event)
+        code = await call.code()
+        assert code is grpc.StatusCode.OK, code
+    except grpc.RpcError as error:
+        return events, error
+    return events, None
+
+
+def failure(error: grpc.RpcError | None) -> Failure:
+    """What the service said."""
+    assert error is not None
+    found = status.from_rpc_error(error)
+    assert found is not None
+    return found
+
+
+def kinds(events: list[pb.GenerateEvent], first: int = 1) -> list[str]:
+    """Kinds of events that are numbered without a gap."""
+    assert [event.sequence for event in events] == list(range(first, first + len(events)))
+    assert len({event.request for event in events}) <= 1
+    return [str(event.WhichOneof("event")) for event in events]
+
+
 @dataclass
 class Harness:
     scheduler: ScriptedScheduler
     stub: Any
     channel: grpc.aio.Channel
+    target: str
     service: InferenceService
     routes: Routes
     metrics: RouterMetrics
@@ -118,6 +163,19 @@ class Harness:
     def generate(self, **fields: Any) -> Any:
         request = pb.GenerateRequest(**{"model": "chat", "prompt": "hello", **fields})
         return self.stub.Generate(request, timeout=DEADLINE_S)
+
+    async def interactive(self, **fields: Any) -> Any:
+        """An interactive call whose request has been sent."""
+        call = self.stub.GenerateInteractive(timeout=DEADLINE_S)
+        request = pb.GenerateRequest(**{"model": "chat", "prompt": "hello", **fields})
+        await call.write(pb.ClientFrame(start=request))
+        return call
+
+    async def admitted(self) -> sp.Dispatch:
+        """The next dispatch, admitted."""
+        dispatch = await self.dispatched()
+        await self.scheduler.admit(dispatch.attempt)
+        return dispatch
 
     async def dispatched(self) -> sp.Dispatch:
         async with asyncio.timeout(DEADLINE_S):
@@ -170,7 +228,7 @@ async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harnes
             async with asyncio.timeout(DEADLINE_S):
                 while not link.is_up:
                     await asyncio.sleep(0)
-            yield Harness(scheduler, InferenceServiceStub(channel), channel, service, routes, metrics)
+            yield Harness(scheduler, InferenceServiceStub(channel), channel, server.endpoint, service, routes, metrics)
     finally:
         tending.cancel()
         await routes.close()

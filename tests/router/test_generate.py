@@ -11,30 +11,7 @@ import pytest
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
-from router.harness import DEADLINE_S, REVISION, running
-
-
-async def collect(call: Any) -> tuple[list[pb.GenerateEvent], grpc.RpcError | None]:
-    events = []
-    try:
-        async for event in call:
-            events.append(event)
-    except grpc.RpcError as error:
-        return events, error
-    return events, None
-
-
-def failure(error: grpc.RpcError | None) -> Failure:
-    assert error is not None
-    found = status.from_rpc_error(error)
-    assert found is not None
-    return found
-
-
-def kinds(events: list[pb.GenerateEvent]) -> list[str]:
-    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
-    assert len({event.request for event in events}) <= 1
-    return [str(event.WhichOneof("event")) for event in events]
+from router.harness import DEADLINE_S, REVISION, collect, failure, kinds, running
 
 
 async def test_a_whole_answer() -> None:

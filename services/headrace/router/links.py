@@ -38,8 +38,8 @@ class AttemptOwner(Protocol):
     ) -> None:
         """More output; `logprobs` has one entry a token if the request asked."""
 
-    def on_ended(self, message: pb.Ended) -> None:
-        """The attempt is over and its resources are free."""
+    def on_ended(self, message: pb.Ended) -> bool:
+        """The attempt is over and its resources are free. False: the message does not count, the attempt goes on."""
 
     def on_lost(self, attempt: int) -> None:
         """The link broke: what became of the attempt is unknown; its Scheduler ends it."""
@@ -158,12 +158,12 @@ class SchedulerLink:
         if frame.HasField("deltas"):
             self._take_deltas(frame.deltas)
         for ended in frame.ended:
-            entry = owners.pop(ended.attempt, None)
+            entry = owners.get(ended.attempt)
             if entry is None:
                 self.late_messages += 1
-            else:
+            elif entry[0].on_ended(ended):
+                del owners[ended.attempt]
                 self._release(entry[1])
-                entry[0].on_ended(ended)
 
     def _take_deltas(self, deltas: pb.Deltas) -> None:
         """Cut the columns and hand out the parts. Runs once a step, its body once an attempt."""

@@ -349,11 +349,14 @@ class Session:
         elif self.log is not None:
             self._log_on()
 
-    def on_ended(self, message: scheduler_pb2.Ended) -> None:
+    def on_ended(self, message: scheduler_pb2.Ended) -> bool:
         """See AttemptOwner."""
-        if self.machine.ended(message.attempt, message.record_version, telling.attempt_end(message), time.monotonic()):
-            self.ended = message
-            self._proceed()
+        end, now = telling.attempt_end(message), time.monotonic()
+        if not self.machine.ended(message.attempt, message.record_version, end, now):
+            return False
+        self.ended = message
+        self._proceed()
+        return True
 
     def on_lost(self, attempt: int) -> None:
         """See AttemptOwner."""

@@ -38,7 +38,7 @@ class RouterSettings(EtcdSettings):
         4096, description="Largest window that a request may ask for.", ge=8, le=65536
     )
     slow_consumer_s: float = Field(
-        30.0, description="A stream that is not read for this long, seconds, is ended.", ge=1
+        30.0, description="A stream that is not read for this long, seconds, is ended.", ge=0.1
     )
     resume_events_max: int = Field(4096, description="Events kept for each request that can be resumed.", ge=64)
     resume_bytes_max: int = Field(1024 * 1024, description="Bytes of events kept for each of them.", ge=64 * 1024)
@@ -46,7 +46,7 @@ class RouterSettings(EtcdSettings):
         64 * 1024 * 1024, description="Bytes of events kept for all requests that have ended.", ge=64 * 1024
     )
     resume_window_s: float = Field(
-        60.0, description="How long a request runs without a reader, and is kept after its end, seconds.", ge=1
+        60.0, description="How long a request runs without a reader, and is kept after its end, seconds.", ge=0.1
     )
     records_max: int = Field(4096, description="Ended requests that GetRequest still knows.", ge=0)
     record_retention_s: float = Field(300.0, description="How long it knows them, seconds.", ge=0)
