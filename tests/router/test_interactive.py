@@ -59,9 +59,9 @@ async def test_less_than_half_a_window_grants_nothing_and_old_acknowledgements_c
     async with running(credit_window_tokens=WINDOW) as h:
         call = await h.interactive()
         dispatch = await h.admitted()
-        for text in ("ab", "c", "d"):
+        for number, text in enumerate(("ab", "c", "d")):
             await h.scheduler.deltas(dispatch.attempt, *text)
-            await until(lambda: h.metrics.writes >= 2 + "ab c d".split().index(text))
+            await until(lambda number=number: h.metrics.writes >= 2 + number)  # type: ignore[misc]
         events = await read(call, 4)
         assert kinds(events) == ["accepted", "delta", "delta", "delta"]
         for sequence in (3, 2, 3, 1):
