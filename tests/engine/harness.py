@@ -43,6 +43,8 @@ class Hand:
     kv_cells: int = 4096
     max_waiting: int = 8
     prefill_chunk: int = 64
+    preempt_after_ns: int = 200_000_000
+    run_ahead: int = 0
     now_ns: int = 1_000_000_000
 
     def __post_init__(self) -> None:
@@ -55,6 +57,8 @@ class Hand:
             lanes=2 * self.slots,
             max_waiting=self.max_waiting,
             prefill_chunk=self.prefill_chunk,
+            preempt_after_ns=self.preempt_after_ns,
+            run_ahead_tokens=self.run_ahead,
             clock=lambda: self.now_ns,
         )
         self.sink = ListSink()

@@ -27,7 +27,7 @@ class Clock:
 def generate(prompt: str, count: int, sampling: Sampling | None = None) -> list[int]:
     backend = SyntheticBackend()
     tokens = backend.tokenize(prompt)
-    backend.begin(0, tokens, sampling or Sampling(), None)
+    backend.begin(0, tokens, [], sampling or Sampling(), None)
     drawn = backend.step([], [Prefill(0, 0, tokens, True)]).tokens
     while len(drawn) < count:
         drawn += backend.step([0], []).tokens
@@ -83,7 +83,7 @@ def test_decoding_keeps_an_absolute_schedule() -> None:
     clock = Clock()
     backend = SyntheticBackend(decode_rate=50, clock=clock, sleep=clock.sleep)
     for lane in range(3):
-        backend.begin(lane, [1], Sampling(), None)
+        backend.begin(lane, [1], [], Sampling(), None)
     begin = clock.now_s
     for _ in range(100):
         backend.step([0, 1, 2], [])
@@ -94,7 +94,7 @@ def test_decoding_keeps_an_absolute_schedule() -> None:
 def test_a_long_rest_is_not_made_up_for() -> None:
     clock = Clock()
     backend = SyntheticBackend(decode_rate=50, clock=clock, sleep=clock.sleep)
-    backend.begin(0, [1], Sampling(), None)
+    backend.begin(0, [1], [], Sampling(), None)
     backend.step([0], [])
     clock.now_s += 60
     backend.step([0], [])
@@ -104,8 +104,8 @@ def test_a_long_rest_is_not_made_up_for() -> None:
 def test_prefill_has_its_own_rate_and_the_slower_one_counts() -> None:
     clock = Clock()
     backend = SyntheticBackend(prefill_rate=1000, decode_rate=50, clock=clock, sleep=clock.sleep)
-    backend.begin(0, [1], Sampling(), None)
-    backend.begin(1, [1] * 100, Sampling(), None)
+    backend.begin(0, [1], [], Sampling(), None)
+    backend.begin(1, [1] * 100, [], Sampling(), None)
     backend.step([], [Prefill(1, 0, [1] * 100, True)])
     backend.step([0], [Prefill(1, 0, [1] * 10, False)])
     assert clock.slept == pytest.approx([0.1, 0.02])
@@ -113,7 +113,7 @@ def test_prefill_has_its_own_rate_and_the_slower_one_counts() -> None:
 
 def test_logprobs_are_sorted_and_hold_the_token() -> None:
     backend = SyntheticBackend()
-    backend.begin(0, [1], Sampling(), 3)
+    backend.begin(0, [1], [], Sampling(), 3)
     sampled = backend.step([0], [])
     detail = sampled.details[0]
     assert [value for _, value in detail.top] == sorted((value for _, value in detail.top), reverse=True)

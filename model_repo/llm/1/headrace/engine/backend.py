@@ -75,8 +75,18 @@ class Backend(Protocol):
         """Runs the shapes that serving will use, once."""
         ...
 
-    def begin(self, lane: int, prompt: Sequence[int], sampling: Sampling, top_logprobs: int | None) -> None:
-        """A sequence begins in `lane`; its KV may already hold a copied prefix."""
+    def begin(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+        top_logprobs: int | None,
+    ) -> None:
+        """A sequence begins in `lane`, or goes on there with the answer so far; its KV may hold a copied prefix.
+
+        The first draw is the token after `generated`, as if this lane had drawn them all; both are prefilled first.
+        """
         ...
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

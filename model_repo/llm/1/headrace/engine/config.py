@@ -24,7 +24,8 @@ class ConfigError(ValueError):
 class EngineConfig:
     """What the engine was told. Rates are tokens per second of one sequence, 0 is as fast as it can.
 
-    `threads` 0 lets the engine choose. `kv_cells` 0 means `slots` full contexts.
+    `threads` 0 lets the engine choose. `kv_cells` 0 means `slots` full contexts. `run_ahead_tokens` 0: a sequence
+    without credit pauses; above, it runs on for so many tokens.
     """
 
     engine: str
@@ -38,6 +39,8 @@ class EngineConfig:
     max_waiting: int = 256
     threads: int = 0
     prefill_chunk: int = 128
+    preempt_after_ms: int = 200
+    run_ahead_tokens: int = 0
     chat_template: str | None = None
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
@@ -59,6 +62,8 @@ class EngineConfig:
         self._integer("max_waiting", 0, 2**20)
         self._integer("threads", 0, 1024)
         self._integer("prefill_chunk", 1, 2**16)
+        self._integer("preempt_after_ms", 0, 2**31 - 1)
+        self._integer("run_ahead_tokens", 0, 2**24)
         self._rate("prefill_tokens_per_s")
         self._rate("decode_tokens_per_s")
         if self.kv_cells == 0:

@@ -58,6 +58,8 @@ class Engine:
             lanes=lanes_of(config),
             max_waiting=config.max_waiting,
             prefill_chunk=config.prefill_chunk,
+            preempt_after_ns=config.preempt_after_ms * 1_000_000,
+            run_ahead_tokens=config.run_ahead_tokens,
             clock=time.monotonic_ns,
         )
         self._published = Published(time.monotonic_ns(), self._loop.stats(), None)
@@ -162,6 +164,7 @@ def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:
         "slots": config.slots,
         "kv_cells": config.kv_cells,
         "vocabulary": facts.vocabulary,
+        "pause": "run_ahead" if config.run_ahead_tokens else "native",
         "versions": {"headrace": _version("headrace"), **facts.versions},
     }
 

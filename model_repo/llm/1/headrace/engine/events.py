@@ -25,6 +25,21 @@ def admitted(sequence: Sequence) -> dict[str, Any]:
     }
 
 
+def preempted(sequence: Sequence) -> dict[str, Any]:
+    """It has lost its lane and wants credit."""
+    return {"type": "preempted", "seq": sequence.id, "preemptions": sequence.preemptions}
+
+
+def resumed(sequence: Sequence) -> dict[str, Any]:
+    """It has a lane again; told before anything is prefilled, so `position` is what was there."""
+    return {
+        "type": "resumed",
+        "seq": sequence.id,
+        "preemptions": sequence.preemptions,
+        "cached_tokens": sequence.position,
+    }
+
+
 def refused(seq: int, error: RefusalError) -> dict[str, Any]:
     """Nothing was computed and nothing is held."""
     return {"type": "refused", "seq": seq, "error": error.document()}
@@ -33,7 +48,6 @@ def refused(seq: int, error: RefusalError) -> dict[str, Any]:
 def finished(
     sequence: Sequence,
     reason: str,
-    finished_ns: int,
     *,
     stop: Mapping[str, Any] | None = None,
     error: RefusalError | None = None,
@@ -56,7 +70,8 @@ def finished(
             "received": sequence.request.received_ns,
             "admitted": sequence.admitted_ns,
             "first_token": sequence.first_token_ns,
-            "finished": finished_ns,
+            "stopped": sequence.stopped_ns,
+            "finished": sequence.freed_ns,
         },
         "error": error.document() if error else None,
     }

@@ -153,7 +153,6 @@ class Intake:
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._draw_seed())
-        deadline = request.deadline_ms
         return Prepared(
             seq=request.seq,
             prompt=prompt,
@@ -165,8 +164,9 @@ class Intake:
             top_logprobs=request.top_logprobs,
             credit=request.credit,
             received_ns=received_ns,
-            # At least 1: 0 means that there is none.
-            deadline_ns=0 if deadline is None else max(1, received_ns + deadline * 1_000_000),
+            deadline_ns=_time_ns(request.deadline_ms, received_ns),
+            queue_until_ns=_time_ns(request.queue_ms, received_ns),
+            execution_ns=_time_ns(request.execution_ms, 0),
         )
 
     def _prompt(self, request: Request) -> list[int]:
@@ -194,6 +194,11 @@ def _document(request: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RefusalError(INVALID_REQUEST, "request is not a JSON object.", "request")
     return document
+
+
+def _time_ns(milliseconds: int | None, since_ns: int) -> int:
+    """At least 1: 0 means that there is none."""
+    return 0 if milliseconds is None else max(1, since_ns + milliseconds * 1_000_000)
 
 
 def _failed(error_id: str) -> RefusalError:

@@ -133,7 +133,7 @@ class LlamaBackend:
         """A full prefill chunk, decoding in one slot, and decoding in all of them beside a chunk."""
         token = max(0, ll.llama_vocab_bos(self._vocab))
         for lane in range(self._slots):
-            self.begin(lane, [token], Sampling(), None)
+            self.begin(lane, [token], [], Sampling(), None)
         self.step([], [Prefill(0, 0, [token] * self._chunk, True)])
         self.step([0], [])
         others = range(1, self._slots)
@@ -143,11 +143,18 @@ class LlamaBackend:
             self.end(lane)
         ll.llama_memory_clear(self._memory, False)
 
-    def begin(self, lane: int, prompt: Sequence[int], sampling: Sampling, top_logprobs: int | None) -> None:
+    def begin(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+        top_logprobs: int | None,
+    ) -> None:
         """Makes the sampler; plain greedy needs none, a numpy argmax is ten times cheaper."""
         chain = None
         if not sampling.is_plain_greedy:
-            chain = make_chain(sampling, prompt, self._facts.vocabulary, self._window)
+            chain = make_chain(sampling, prompt, generated, self._facts.vocabulary, self._window)
         self._lanes[lane] = _Lane(chain, top_logprobs)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

@@ -1,7 +1,8 @@
 """The engine loop: one thread owns slots, lanes, sequences and streams, and turns operations into steps.
 
-Each turn: take what is in the inbox, look after owners and deadlines, admit, run one step of the backend, hand its
-tokens out. No clock, thread or queue is read here except through the arguments, so tests turn it by hand.
+Each turn: take what is in the inbox, look after owners and limits of time, admit (and preempt for it), run one step of
+the backend, hand its tokens out. Each kind of decision has a module of its own. No clock, thread or queue is read here
+except through the arguments, so tests turn it by hand.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.engine.backend import Backend, Detail, Prefill
-from headrace.engine.events import admitted, finished, hello, refused
-from headrace.engine.ledger import Ledger
+from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed
+from headrace.engine.lanes import Lanes
+from headrace.engine.limits import next_ns, passed, refusal
 from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Owner, Sink
 from headrace.engine.pieces import PieceTable
-from headrace.engine.prefix_cache import MATCH_MIN, PrefixIndex
-from headrace.engine.request import DEADLINE_EXCEEDED, ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
+from headrace.engine.preemption import Paused, choose, next_look_ns
+from headrace.engine.request import ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
 from headrace.engine.running import Running
 from headrace.engine.sequence import Phase, Prepared, Sequence
+from headrace.engine.streams import Streams
+from headrace.engine.text import Release
 
 SECOND_NS = 1_000_000_000
 # The contract says one second at most; what is left is for the sender and a slow step.
@@ -40,6 +44,8 @@ class EngineLoop:
         lanes: int,
         max_waiting: int,
         prefill_chunk: int,
+        preempt_after_ns: int,
+        run_ahead_tokens: int,
         clock: Callable[[], int],
     ) -> None:
         self._backend = backend
@@ -47,19 +53,22 @@ class EngineLoop:
         self._incarnation = incarnation
         self._max_waiting = max_waiting
         self._prefill_chunk = prefill_chunk
+        self._preempt_after_ns = preempt_after_ns
+        self._run_ahead_tokens = run_ahead_tokens
         self._clock = clock
-        self._ledger = Ledger(slots=slots, cells=kv_cells, lanes=lanes)
-        self._index = PrefixIndex()
+        self._lanes = Lanes(backend, slots=slots, cells=kv_cells, lanes=lanes)
         self._pieces = PieceTable(backend.piece, backend.facts.end_tokens)
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()  # in the order of acceptance
+        self._accepted = 0
+        self._preempted: set[int] = set()
         self._running = Running()
-        self._owner: Owner | None = None
-        self._one_shots: list[Owner] = []
+        self._streams = Streams()
         self._is_blocked = False  # the head of the queue did not fit, and nothing was given back since
-        self._next_deadline_ns = 0
+        self._next_relief_ns = 0  # while blocked: when somebody will have been paused for long enough
+        self._next_limit_ns = 0
         self._next_alive_ns = 0
-        self._steps = self._generated = self._prompted = self._cached = 0
+        self._steps = self._generated = self._prompted = self._cached = self._preemptions = self._reprefilled = 0
         self.failure: str | None = None
 
     def turn(self, operations: list[Operation]) -> None:
@@ -68,8 +77,10 @@ class EngineLoop:
             self._take(operation)
         now = self._clock()
         self._end_lost_owners()
-        if self._next_deadline_ns and now >= self._next_deadline_ns:
+        if self._next_limit_ns and now >= self._next_limit_ns:
             self._expire(now)
+        if self._is_blocked and self._next_relief_ns and now >= self._next_relief_ns:
+            self._is_blocked = False
         self._admit(now)
         steps = self._step()
         self._flush(steps)
@@ -77,29 +88,37 @@ class EngineLoop:
     def wait_s(self) -> float:
         """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
         if self._running.has_step or (self._waiting and not self._is_blocked):
-            return 0.001 if self._is_congested() else 0.0
+            return 0.001 if self._streams.is_congested else 0.0
         now = self._clock()
         until = self._next_alive_ns
-        if self._next_deadline_ns:
-            until = min(until, self._next_deadline_ns)
+        if self._next_limit_ns:
+            until = min(until, self._next_limit_ns)
+        if self._is_blocked and self._next_relief_ns:
+            until = min(until, self._next_relief_ns)
         # Lost streams and superseded ones show within this time even when nothing else happens.
         longest = 0.05 if self._sequences else 1.0
         return min(max(until - now, 0) / SECOND_NS, longest)
 
     def stats(self) -> dict[str, Any]:
         """The `stats` of the contract."""
+        ledger = self._lanes.ledger
+        is_ahead = self._run_ahead_tokens > 0
         return {
-            "active": self._ledger.active,
+            "active": ledger.active,
             "waiting": len(self._waiting),
             "paused": len(self._running.paused),
-            "slots": self._ledger.slots,
-            "kv_cells": self._ledger.cells,
-            "kv_reserved": self._ledger.reserved_cells,
-            "kv_cached": self._ledger.retained_cells,
+            "preempted": len(self._preempted),
+            "slots": ledger.slots,
+            "kv_cells": ledger.cells,
+            "kv_reserved": ledger.reserved_cells,
+            "kv_cached": ledger.retained_cells,
+            "buffered_tokens": sum(one.buffered for one in self._sequences.values()) if is_ahead else 0,
             "steps": self._steps,
             "generated_tokens": self._generated,
             "prompt_tokens": self._prompted,
             "cached_tokens": self._cached,
+            "preemptions": self._preemptions,
+            "reprefilled_tokens": self._reprefilled,
         }
 
     def fail(self, error_id: str) -> None:
@@ -114,9 +133,7 @@ class EngineLoop:
         """Ends every sequence as cancelled and every stream with FINAL."""
         for sequence in list(self._sequences.values()):
             self._finish(sequence, "cancelled", keep=False, touch_backend=self.failure is None)
-        for owner in [*self._one_shots, *([self._owner] if self._owner else [])]:
-            owner.sink.close(owner.take(0, self._clock()))
-        self._one_shots, self._owner = [], None
+        self._streams.close(self._clock())
 
     def _take(self, operation: Operation) -> None:
         match operation:
@@ -133,18 +150,12 @@ class EngineLoop:
                         self._finish(self._sequences[seq], reason)
 
     def _open(self, sink: Sink) -> None:
-        if self._owner is not None:
-            self._end_owner(self._owner)
-            self._owner.tell(self._alive())  # FINAL must ride on a response, so there has to be one
-            self._owner.sink.close(self._owner.take(0, self._clock()))
-        self._owner = Owner(sink)
-        self._owner.tell(hello(self._identity, self._incarnation))
+        if self._streams.owner is not None:
+            self._end_owner(self._streams.owner)
+        self._streams.open(sink, self._alive(), self._clock()).tell(hello(self._identity, self._incarnation))
 
     def _submit(self, entries: tuple[Prepared | Rejected, ...], sink: Sink | None) -> None:
-        owner = self._owner
-        if sink is not None:
-            owner = Owner(sink, is_one_shot=True)
-            self._one_shots.append(owner)
+        owner = self._streams.owner if sink is None else self._streams.open_one_shot(sink)
         if owner is None:
             return  # its owner was lost on the way here
         now = self._clock()
@@ -153,56 +164,94 @@ class EngineLoop:
                 # The same attempt again (a receipt was lost): it is running already.
                 if owner.is_one_shot:
                     owner.tell(refused(entry.seq, RefusalError("INVALID_REQUEST", "seq is in use.", "seq")))
-                continue
-            if isinstance(entry, Rejected):
+            elif isinstance(entry, Rejected):
                 owner.tell(refused(entry.seq, entry.error))
-                continue
-            sequence = Sequence.of(entry, owner)
-            self._sequences[entry.seq] = sequence
-            self._waiting.append(sequence)
-            if entry.deadline_ns and (not self._next_deadline_ns or entry.deadline_ns < self._next_deadline_ns):
-                self._next_deadline_ns = entry.deadline_ns
+            else:
+                self._accept_request(entry, owner, now)
+
+    def _accept_request(self, request: Prepared, owner: Owner, now: int) -> None:
+        """Into the queue, and out of it if there is room; those without a slot are bounded, whatever they wait for."""
+        sequence = Sequence.of(request, owner, self._accepted, self._run_ahead_tokens)
+        self._accepted += 1
+        is_full = self._slotless > self._max_waiting
+        self._sequences[sequence.id] = sequence
+        self._waiting.append(sequence)
+        self._watch(sequence)
+        if not is_full:
             self._admit(now)
-            if len(self._waiting) > self._max_waiting:
-                last = self._waiting.pop()
-                self._refuse(last, RefusalError(OVERLOADED, "The engine's queue is full."))
+            is_full = self._slotless > self._max_waiting
+        if is_full and sequence.phase is Phase.WAITING:
+            self._refuse(sequence, RefusalError(OVERLOADED, "The engine's queue is full."))
+
+    @property
+    def _slotless(self) -> int:
+        return len(self._sequences) - self._lanes.ledger.active
 
     def _grant(self, seq: int, limit: int) -> None:
         sequence = self._sequences.get(seq)
         if sequence is None:
             return
         sequence.grant(limit)
-        if sequence.phase is Phase.PAUSED and sequence.generated < sequence.limit:
-            self._running.decode(sequence)
+        if sequence.ahead is not None:
+            self._drain(sequence)
+        elif sequence.generated < sequence.limit:
+            if sequence.phase is Phase.PAUSED:
+                self._running.go_on(sequence)
+            elif sequence.phase is Phase.PREEMPTED:
+                self._requeue(sequence)
+
+    def _drain(self, sequence: Sequence) -> None:
+        """There may be credit for what was generated ahead."""
+        self._hand_out(sequence, Release())
+        if sequence.phase is Phase.DRAINING and not sequence.buffered:
+            self._bury(sequence)
+        elif sequence.phase is Phase.PREEMPTED and sequence.may_resubmit:
+            self._requeue(sequence)
+        sequence.settle()
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Back to its place: before everybody who was accepted later."""
+        self._preempted.remove(sequence.id)
+        sequence.phase = Phase.WAITING
+        before = 0
+        while before < len(self._waiting) and self._waiting[before].order < sequence.order:
+            before += 1
+        self._waiting.insert(before, sequence)
+        self._is_blocked = False
 
     def _end_lost_owners(self) -> None:
-        if self._owner is not None and self._owner.sink.is_lost:
-            self._end_owner(self._owner)
-            self._owner.sink.close(None)
-            self._owner = None
-        for owner in [owner for owner in self._one_shots if owner.sink.is_lost]:
+        for owner in self._streams.take_lost():
             self._end_owner(owner)
-            owner.sink.close(None)
-            self._one_shots.remove(owner)
 
     def _end_owner(self, owner: Owner) -> None:
         for sequence in [sequence for sequence in self._sequences.values() if sequence.owner is owner]:
             self._finish(sequence, "cancelled")
 
+    def _watch(self, sequence: Sequence) -> None:
+        at = next_ns(sequence)
+        if at and (not self._next_limit_ns or at < self._next_limit_ns):
+            self._next_limit_ns = at
+
     def _expire(self, now: int) -> None:
         for sequence in list(self._sequences.values()):
-            deadline = sequence.request.deadline_ns
-            if deadline and deadline <= now:
-                if sequence.phase is Phase.WAITING:
-                    self._waiting.remove(sequence)
-                    self._refuse(sequence, RefusalError(DEADLINE_EXCEEDED, "The deadline passed in the queue."))
-                else:
-                    self._finish(sequence, "deadline")
-        deadlines = [s.request.deadline_ns for s in self._sequences.values() if s.request.deadline_ns]
-        self._next_deadline_ns = min(deadlines, default=0)
+            self._end_if_overdue(sequence, now)
+        self._next_limit_ns = 0
+        for sequence in self._sequences.values():
+            self._watch(sequence)
+
+    def _end_if_overdue(self, sequence: Sequence, now: int) -> bool:
+        limit = passed(sequence, now)
+        if limit is None:
+            return False
+        if sequence.is_begun:
+            self._finish(sequence, limit.value)
+        else:
+            self._refuse(sequence, refusal(limit, sequence, now))
+        return True
 
     def _refuse(self, sequence: Sequence, error: RefusalError) -> None:
         del self._sequences[sequence.id]
+        self._waiting.remove(sequence)
         sequence.phase = Phase.FINISHED
         self._is_blocked = False
         sequence.owner.tell(refused(sequence.id, error))
@@ -211,43 +260,63 @@ class EngineLoop:
         """First come, first served: a big request at the head is never overtaken, so it cannot starve."""
         while self._waiting and not self._is_blocked:
             sequence = self._waiting[0]
-            prompt = sequence.request.prompt
-            match = self._index.match(prompt)
-            reservation = self._ledger.reserve(sequence.cells, match.lane if match else None)
-            if reservation is None:
+            if self._end_if_overdue(sequence, now):
+                continue
+            if self._lanes.give(sequence):
+                self._waiting.popleft()
+                self._start(sequence, now)
+            elif not self._make_room(sequence, now):
                 self._is_blocked = True
-                return
-            self._waiting.popleft()
-            for lane in reservation.evicted:
-                self._forget(lane)
-            lane = sequence.lane = reservation.lane
-            if match is not None and match.lane not in reservation.evicted:
-                sequence.cached = sequence.position = match.length
-                if reservation.adopted:
-                    self._backend.truncate(lane, match.length)
-                else:
-                    self._backend.copy_prefix(match.lane, lane, match.length)
-            self._backend.begin(lane, prompt, sequence.request.sampling, sequence.request.top_logprobs)
-            self._index.put(lane, prompt, sequence.position)
-            sequence.admitted_ns = now
-            self._running.start(sequence)
-            self._prompted += len(prompt)
-            self._cached += sequence.cached
+
+    def _start(self, sequence: Sequence, now: int) -> None:
+        cached = sequence.position
+        if not sequence.is_begun:
+            sequence.is_begun = True
+            sequence.admitted_ns, sequence.cached = now, cached
+            self._prompted += len(sequence.prefix)
+            self._cached += cached
+            self._watch(sequence)
             sequence.owner.tell(admitted(sequence))
+        else:
+            self._reprefilled += len(sequence.prefix) - cached
+            sequence.owner.tell(resumed(sequence))
+        self._running.start(sequence)
+        if cached >= sequence.prefill_end:
+            self._pause(sequence, now)
 
-    def _forget(self, lane: int) -> None:
-        self._index.remove(lane)
-        self._backend.free(lane)
+    def _make_room(self, head: Sequence, now: int) -> bool:
+        """Preempts paused sequences if that lets the head of the queue in; whether it did."""
+        slots, cells = self._lanes.missing(head)
+        paused = [Paused(one.id, one.cells, one.paused_ns) for one in self._running.paused.values()]
+        ripe = now - self._preempt_after_ns
+        chosen = choose(paused, slots=slots, cells=cells, ripe_ns=ripe)
+        self._next_relief_ns = next_look_ns(paused, ripe_ns=ripe, after_ns=self._preempt_after_ns)
+        for seq in chosen:
+            self._preempt(self._sequences[seq])
+        return bool(chosen)
 
-    def _is_congested(self) -> bool:
-        return (self._owner is not None and self._owner.sink.is_congested) or any(
-            owner.sink.is_congested for owner in self._one_shots
-        )
+    def _preempt(self, sequence: Sequence) -> None:
+        """Lane and batch are lost, the sequence is not."""
+        self._running.remove(sequence)
+        self._lanes.take_back(sequence, keep=True, touch_backend=True)
+        sequence.phase = Phase.PREEMPTED
+        sequence.preemptions += 1
+        self._preemptions += 1
+        self._preempted.add(sequence.id)
+        self._is_blocked = False
+        sequence.owner.tell(preempted(sequence))
+
+    def _pause(self, sequence: Sequence, now: int) -> None:
+        self._running.pause(sequence, now)
+        if self._is_blocked:
+            self._next_relief_ns = min(
+                self._next_relief_ns or now + self._preempt_after_ns, now + self._preempt_after_ns
+            )
 
     def _step(self) -> int:
         plan = self._running.plan(self._prefill_chunk)
         decoding = self._running.decoding
-        if (not plan and not decoding) or self._is_congested():
+        if (not plan and not decoding) or self._streams.is_congested:
             return 0
         sampled = self._backend.step(self._running.lanes, [chunk for _, chunk in plan])
         self._steps += 1
@@ -280,21 +349,23 @@ class EngineLoop:
             if not self._accept(sequence, token, details.get(index)) and sequence.generated >= sequence.limit:
                 full.append(sequence)
         for sequence in full:
-            self._pause_or_end(sequence)
+            self._use_up(sequence)
         return 1
 
     def _advance(self, plan: list[tuple[Sequence, Prefill]], index: int) -> list[tuple[Sequence, int]]:
-        """Notes what was prefilled; returns the sequences that drew their first token, with its index."""
+        """Notes what was prefilled; returns the sequences that drew a token after it, with its index."""
         first = []
         now = self._clock() if plan else 0
         for sequence, chunk in plan:
             sequence.position += len(chunk.tokens)
-            self._index.grow(sequence.lane, sequence.position)
+            self._lanes.grow(sequence)
             if chunk.is_last:
-                sequence.first_token_ns = now
+                sequence.first_token_ns = sequence.first_token_ns or now
                 self._running.decode(sequence)
                 first.append((sequence, index))
                 index += 1
+            elif sequence.position >= sequence.prefill_end:
+                self._pause(sequence, now)
         return first
 
     def _accept(self, sequence: Sequence, token: int, detail: Detail | None) -> bool:
@@ -312,19 +383,32 @@ class EngineLoop:
             self._finish(sequence, "stop", stop=stop)
             return True
         release = sequence.joiner.push(token, self._backend.piece(token), detail)
-        sequence.owner.add(sequence.id, release, has_logprobs=request.top_logprobs is not None)
-        sequence.is_fast = sequence.is_plain and sequence.joiner.is_empty
-        if release.stop is None:
-            return False
         sequence.withheld += release.dropped
-        self._finish(sequence, "stop", stop={"kind": "string", "value": release.stop})
-        return True
+        self._hand_out(sequence, release)
+        if release.stop is not None:
+            self._finish(sequence, "stop", stop={"kind": "string", "value": release.stop})
+            return True
+        sequence.settle()
+        return False
 
-    def _pause_or_end(self, sequence: Sequence) -> None:
+    def _hand_out(self, sequence: Sequence, release: Release) -> None:
+        """What may be shown goes out, as far as there is credit for it where the engine runs ahead."""
+        if sequence.ahead is not None:
+            sequence.ahead.push(release)
+            release = sequence.ahead.take(sequence.limit - sequence.emitted)
+        has_logprobs = sequence.request.top_logprobs is not None
+        sequence.owner.add(sequence.id, release, has_logprobs=has_logprobs)
+
+    def _use_up(self, sequence: Sequence) -> None:
+        """It has generated as much as it may for now."""
         if sequence.generated >= sequence.max_tokens:
             self._finish(sequence, "length")
+        elif sequence.ahead is None:
+            self._pause(sequence, self._clock())
         else:
-            self._running.pause(sequence)
+            sequence.settle()
+            if sequence.must_abort:
+                self._preempt(sequence)
 
     def _finish(
         self,
@@ -336,32 +420,34 @@ class EngineLoop:
         keep: bool = True,
         touch_backend: bool = True,
     ) -> None:
-        """The one way to the end of an accepted sequence: slot and cells first, then the event."""
-        del self._sequences[sequence.id]
+        """The one way to the end of an accepted sequence: slot and cells first, then the event.
+
+        Where the engine ran ahead, the event of an answer that is complete follows its last token.
+        """
+        sequence.stopped_ns = sequence.stopped_ns or self._clock()
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
-        else:
+        elif sequence.has_lane:
             self._running.remove(sequence)
-            self._release(sequence, keep=keep, touch_backend=touch_backend)
-        sequence.phase = Phase.FINISHED
+            self._lanes.take_back(sequence, keep=keep, touch_backend=touch_backend)
+        self._preempted.discard(sequence.id)
         self._is_blocked = False
         if not sequence.joiner.is_empty:
-            has_logprobs = sequence.request.top_logprobs is not None
-            sequence.owner.add(sequence.id, sequence.joiner.flush(), has_logprobs=has_logprobs)
-        sequence.owner.tell(finished(sequence, reason, self._clock(), stop=stop, error=error))
+            self._hand_out(sequence, sequence.joiner.flush())
+        sequence.freed_ns = sequence.freed_ns or self._clock()
+        is_complete = reason in ("stop", "length")
+        if sequence.ahead is not None and not is_complete:
+            sequence.withheld += sequence.ahead.drop()
+        sequence.ending = finished(sequence, reason, stop=stop, error=error)
+        sequence.phase = Phase.DRAINING
+        if not sequence.buffered:
+            self._bury(sequence)
 
-    def _release(self, sequence: Sequence, *, keep: bool, touch_backend: bool) -> None:
-        lane, stored = sequence.lane, sequence.stored
-        if touch_backend:
-            self._backend.end(lane)
-        if keep and touch_backend and stored >= MATCH_MIN:
-            self._ledger.retain(lane, stored)
-            self._index.put(lane, sequence.tokens(), stored)
-            return
-        self._ledger.release(lane)
-        self._index.remove(lane)
-        if touch_backend:
-            self._backend.free(lane)
+    def _bury(self, sequence: Sequence) -> None:
+        assert sequence.ending is not None
+        del self._sequences[sequence.id]
+        sequence.phase = Phase.FINISHED
+        sequence.owner.tell(sequence.ending)
 
     def _alive(self) -> dict[str, Any]:
         return {"type": "alive", "stats": self.stats()}
@@ -369,20 +455,11 @@ class EngineLoop:
     def _flush(self, steps: int, *, alive: bool = True) -> None:
         """Hands over what has gathered. `alive` also goes out while tokens flow: it carries the stats."""
         now = self._clock()
-        owner = self._owner
         if alive and now >= self._next_alive_ns:
             self._next_alive_ns = now + ALIVE_EVERY_NS
-            if owner is not None:
-                owner.tell(self._alive())
-        if owner is not None:
-            batch = owner.take(steps, now)
-            if batch is not None:
-                owner.sink.put(batch)
-        for one in list(self._one_shots):
-            is_over = not any(sequence.owner is one for sequence in self._sequences.values())
-            batch = one.take(steps, now)
-            if is_over:
-                one.sink.close(batch)
-                self._one_shots.remove(one)
-            elif batch is not None:
-                one.sink.put(batch)
+            if self._streams.owner is not None:
+                self._streams.owner.tell(self._alive())
+        self._streams.flush(steps, now, self._is_busy)
+
+    def _is_busy(self, owner: Owner) -> bool:
+        return any(sequence.owner is owner for sequence in self._sequences.values())

@@ -16,6 +16,7 @@ CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 CHAT_TEMPLATE_MISSING = "CHAT_TEMPLATE_MISSING"
 OVERLOADED = "OVERLOADED"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
 ENGINE_FAILED = "ENGINE_FAILED"
 
 SEQ_MAX = 2**63 - 1
@@ -101,6 +102,8 @@ class Request:
     top_logprobs: int | None = None
     credit: int = -1
     deadline_ms: int | None = None
+    queue_ms: int | None = None
+    execution_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,6 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
     if len(given) != 1:
         raise invalid("prompt", "or messages or prompt_tokens must be given, exactly one of them")
     top = item.get("top_logprobs")
-    deadline = item.get("deadline_ms")
     limit, cap = item.get("max_tokens"), item.get("max_tokens_cap")
     return Request(
         seq=_integer(item.get("seq"), "seq", 0, SEQ_MAX),
@@ -165,7 +167,9 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         ignore_eos=_flag(item.get("ignore_eos", False), "ignore_eos"),
         top_logprobs=None if top is None else _integer(top, "top_logprobs", 0, TOP_LOGPROBS_MAX),
         credit=_integer(item.get("credit", -1), "credit", -1, SEQ_MAX),
-        deadline_ms=None if deadline is None else _integer(deadline, "deadline_ms", 0, SEQ_MAX),
+        deadline_ms=_milliseconds(item, "deadline_ms"),
+        queue_ms=_milliseconds(item, "queue_ms"),
+        execution_ms=_milliseconds(item, "execution_ms"),
     )
 
 
@@ -208,6 +212,11 @@ def _integer(value: object, field: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise invalid(field, f"must be between {low} and {high}")
     return value
+
+
+def _milliseconds(item: Mapping[str, Any], field: str) -> int | None:
+    value = item.get(field)
+    return None if value is None else _integer(value, field, 0, SEQ_MAX)
 
 
 def _number(value: object, field: str, low: float, high: float) -> float:

@@ -16,7 +16,8 @@ class Running:
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
         self.lanes: list[int] = []
-        self.paused: set[int] = set()
+        # In the order in which they paused.
+        self.paused: dict[int, Sequence] = {}
 
     def plan(self, budget: int) -> list[tuple[Sequence, Prefill]]:
         """The parts of prompts that the next step takes."""
@@ -25,36 +26,41 @@ class Running:
     @property
     def has_step(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.decoding) or bool(self.plan(1))
+        return bool(self.decoding) or bool(self.prefilling)
 
     def start(self, sequence: Sequence) -> None:
-        """It was admitted: its prompt is next."""
+        """It has a lane and something to prefill."""
         sequence.phase = Phase.PREFILLING
         self.prefilling.append(sequence)
 
     def decode(self, sequence: Sequence) -> None:
-        """Its prompt is done, or it has credit again."""
-        if sequence.phase is Phase.PREFILLING:
-            self.prefilling.remove(sequence)
-        self.paused.discard(sequence.id)
+        """Everything is prefilled."""
+        self.remove(sequence)
         sequence.phase = Phase.DECODING
         self.decoding.append(sequence)
         self.lanes.append(sequence.lane)
 
-    def pause(self, sequence: Sequence) -> None:
+    def pause(self, sequence: Sequence, now_ns: int) -> None:
         """Its credit is used up: it keeps its KV and leaves the batch."""
-        self._leave_batch(sequence)
+        self.remove(sequence)
         sequence.phase = Phase.PAUSED
-        self.paused.add(sequence.id)
+        sequence.paused_ns = now_ns
+        self.paused[sequence.id] = sequence
+
+    def go_on(self, sequence: Sequence) -> None:
+        """A paused one has credit again."""
+        if sequence.position < len(sequence.prefix):
+            self.remove(sequence)
+            self.start(sequence)
+        else:
+            self.decode(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """It ended."""
+        """It leaves; its phase is set by who knows where to."""
         if sequence.phase is Phase.PREFILLING:
             self.prefilling.remove(sequence)
-        self.paused.discard(sequence.id)
-        self._leave_batch(sequence)
-
-    def _leave_batch(self, sequence: Sequence) -> None:
-        if sequence.phase is Phase.DECODING:
+        elif sequence.phase is Phase.DECODING:
             self.decoding.remove(sequence)
             self.lanes.remove(sequence.lane)
+        else:
+            self.paused.pop(sequence.id, None)

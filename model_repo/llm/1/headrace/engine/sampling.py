@@ -6,6 +6,7 @@ alone (as OpenAI defines them); then top-k, top-p, min-p, temperature, and a dra
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,18 +15,26 @@ import llama_cpp.llama_cpp as ll
 from headrace.engine.request import Sampling
 
 
-def make_chain(sampling: Sampling, prompt: Sequence[int], vocabulary: int, window: int) -> Any:
-    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have."""
+def make_chain(
+    sampling: Sampling, prompt: Sequence[int], generated: Sequence[int], vocabulary: int, window: int
+) -> Any:
+    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have.
+
+    It is what it would be had it drawn `generated` itself. Only the random numbers may be others of the same seed:
+    llama.cpp uses none where a single candidate is left, and which steps those were is not known; none is used twice.
+    """
     chain = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params())
     if sampling.repetition_penalty != 1:
         repetition = ll.llama_sampler_init_penalties(vocabulary, window, sampling.repetition_penalty, 0.0, 0.0)
-        for token in prompt:
+        for token in (*prompt, *generated):
             ll.llama_sampler_accept(repetition, token)
         ll.llama_sampler_chain_add(chain, repetition)
     if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
         spoken = ll.llama_sampler_init_penalties(
             vocabulary, window, 1.0, sampling.frequency_penalty, sampling.presence_penalty
         )
+        for token in generated:
+            ll.llama_sampler_accept(spoken, token)
         ll.llama_sampler_chain_add(chain, spoken)
     if sampling.temperature == 0:
         ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_greedy())
@@ -37,8 +46,21 @@ def make_chain(sampling: Sampling, prompt: Sequence[int], vocabulary: int, windo
     if sampling.min_p > 0:
         ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_min_p(sampling.min_p, 1))
     ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_temp(sampling.temperature))
-    ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_dist(_seed(sampling.seed or 0)))
+    draw = ll.llama_sampler_init_dist(_seed(sampling.seed or 0))
+    _use_up(draw, len(generated))
+    ll.llama_sampler_chain_add(chain, draw)
     return chain
+
+
+def _use_up(draw: Any, count: int) -> None:
+    """Takes `count` random numbers, by draws from two equal candidates."""
+    candidates = (ll.llama_token_data * 2)()
+    array = ll.llama_token_data_array()
+    for _ in range(count):
+        for index in range(2):
+            candidates[index] = ll.llama_token_data(index, 0.0, 0.0)
+        array.data, array.size, array.selected, array.sorted = candidates, 2, -1, False
+        ll.llama_sampler_apply(draw, ctypes.byref(array))
 
 
 def _seed(seed: int) -> int:

@@ -1,9 +1,13 @@
 """One sequence in the engine: what was asked, how far it is, what is still held back.
 
-    waiting --admitted--> prefilling --first token--> decoding --finished-->
-                                          |   ^
-                        no credit: paused +---+ (keeps its KV, leaves the batch)
+    waiting --admitted--> prefilling --next token--> decoding --finished-->
+       ^                         |   ^                |   ^
+       |     no credit: paused   +---+----------------+---+  (keeps its KV, leaves the batch)
+       |                  |
+       +-- preempted <----+  (holds nothing; credit brings it back)
 
+An engine that runs ahead has no paused ones: decoding --buffer full--> preempted, and decoding --finished--> draining
+while tokens wait for credit.
 Invariant: a lane is held exactly while the phase is PREFILLING, DECODING or PAUSED.
 """
 
@@ -12,10 +16,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.engine.backend import Prefill
 from headrace.engine.request import Sampling
+from headrace.engine.run_ahead import RunAhead
 from headrace.engine.text import TextJoiner
 
 if TYPE_CHECKING:
@@ -29,12 +34,20 @@ class Phase(enum.Enum):
     PREFILLING = "prefilling"
     DECODING = "decoding"
     PAUSED = "paused"
+    PREEMPTED = "preempted"
+    DRAINING = "draining"
     FINISHED = "finished"
+
+
+LANE_PHASES = frozenset({Phase.PREFILLING, Phase.DECODING, Phase.PAUSED})
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that passed every check. Times are CLOCK_MONOTONIC ns; `deadline_ns` 0 is none."""
+    """A request that passed every check. Times are CLOCK_MONOTONIC ns; 0 is none.
+
+    `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on.
+    """
 
     seq: int
     prompt: list[int]
@@ -47,11 +60,17 @@ class Prepared:
     credit: int
     received_ns: int
     deadline_ns: int
+    queue_until_ns: int = 0
+    execution_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The loop's record. `limit` is the smaller of max_tokens and credit; `position` counts prompt tokens in the KV."""
+    """The loop's record. `limit` is the smaller of max_tokens and credit.
+
+    `prefix` is what has to be prefilled, the prompt and after a preemption the answer so far, too; `position` counts
+    its tokens in the KV, `base` is how much of the answer it holds. `order` is the place in the order of acceptance.
+    """
 
     request: Prepared
     owner: Owner
@@ -60,9 +79,16 @@ class Sequence:
     limit: int
     joiner: TextJoiner
     is_plain: bool
+    order: int = 0
+    ahead: RunAhead | None = None
     phase: Phase = Phase.WAITING
     lane: int = -1
+    prefix: list[int] = field(default_factory=list)
     position: int = 0
+    base: int = 0
+    is_begun: bool = False
+    preemptions: int = 0
+    paused_ns: int = 0
     cached: int = 0
     generated: int = 0
     withheld: int = 0
@@ -70,21 +96,66 @@ class Sequence:
     ids: list[int] = field(default_factory=list)
     admitted_ns: int = 0
     first_token_ns: int = 0
+    stopped_ns: int = 0
+    freed_ns: int = 0
+    ending: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, request: Prepared, owner: Owner) -> Sequence:
-        """A waiting sequence for `request`."""
+    def of(cls, request: Prepared, owner: Owner, order: int = 0, run_ahead: int = 0) -> Sequence:
+        """A waiting sequence for `request`; `run_ahead` is how far it runs beyond its credit, 0: it pauses."""
         plain = not request.stop and not request.stop_token_ids and request.top_logprobs is None
-        sequence = cls(
-            request, owner, request.seq, request.max_tokens, 0, TextJoiner(request.stop), plain, is_fast=plain
-        )
+        joiner = TextJoiner(request.stop)
+        sequence = cls(request, owner, request.seq, request.max_tokens, 0, joiner, plain, order)
+        if run_ahead:
+            sequence.ahead = RunAhead(run_ahead)
         sequence.grant(request.credit)
+        sequence.settle()
         return sequence
 
     def grant(self, credit: int) -> None:
         """Raises the limit to `credit` tokens since the start; -1 lifts it; lower than granted is ignored."""
         wanted = self.max_tokens if credit < 0 else min(credit, self.max_tokens)
         self.limit = max(self.limit, wanted)
+
+    def settle(self) -> None:
+        """Decides whether the next token can go straight out."""
+        is_ahead = self.ahead is not None and (self.ahead.held > 0 or self.generated >= self.limit)
+        self.is_fast = self.is_plain and self.joiner.is_empty and not is_ahead
+
+    def enter(self, lane: int, prefix: list[int], cached: int) -> None:
+        """It has a lane, whose KV holds the first `cached` tokens of `prefix`."""
+        self.lane, self.prefix, self.position, self.base = lane, prefix, cached, self.generated
+
+    @property
+    def buffered(self) -> int:
+        """Tokens kept until there is credit for them."""
+        return self.ahead.held if self.ahead is not None else 0
+
+    @property
+    def emitted(self) -> int:
+        """Ids handed out."""
+        return self.generated - self.withheld - self.joiner.held - self.buffered
+
+    @property
+    def has_lane(self) -> bool:
+        """Whether it holds a slot and cells."""
+        return self.phase in LANE_PHASES
+
+    @property
+    def must_abort(self) -> bool:
+        """Whether it ran so far beyond its credit that the engine has to stop it."""
+        return self.ahead is not None and self.ahead.must_abort(self.generated, self.limit)
+
+    @property
+    def may_resubmit(self) -> bool:
+        """Whether an aborted one has enough credit to go on."""
+        return self.ahead is not None and self.ahead.may_resubmit(self.generated, self.limit)
+
+    @property
+    def prefill_end(self) -> int:
+        """How much of `prefix` is to be prefilled: without credit all but the last token, whose step draws the next."""
+        may_draw = self.generated < self.limit or self.ahead is not None
+        return len(self.prefix) if may_draw else len(self.prefix) - 1
 
     @property
     def cells(self) -> int:
@@ -94,30 +165,28 @@ class Sequence:
     @property
     def stored(self) -> int:
         """Tokens of it that are in the KV. The newest token is not: it is decoded by the step that follows it."""
-        return self.position + max(0, self.generated - 1)
+        return self.position + max(0, self.generated - self.base - 1)
 
     def tokens(self) -> list[int]:
         """The tokens that are in the KV."""
-        return (self.request.prompt[: self.position] + self.ids)[: self.stored]
+        return (self.request.prompt + self.ids)[: self.stored]
 
 
 def plan_prefill(sequences: Many[Sequence], budget: int) -> list[tuple[Sequence, Prefill]]:
     """Which parts of which prompts the next step takes: `budget` tokens in all, the earliest admitted first.
 
-    First come, first served gives the best mean time to the first token. A sequence without credit is prefilled up
-    to its last prompt token, whose step would draw the first token.
+    First come, first served gives the best mean time to the first token.
     """
     plan = []
     for sequence in sequences:
         if budget <= 0:
             break
-        prompt, position = sequence.request.prompt, sequence.position
-        end = len(prompt) if sequence.limit > 0 else len(prompt) - 1
-        count = min(budget, end - position)
+        prefix, position = sequence.prefix, sequence.position
+        count = min(budget, sequence.prefill_end - position)
         if count <= 0:
             continue
         after = position + count
-        chunk = Prefill(sequence.lane, position, prompt[position:after], after == len(prompt))
+        chunk = Prefill(sequence.lane, position, prefix[position:after], after == len(prefix))
         plan.append((sequence, chunk))
         budget -= count
     return plan

@@ -112,8 +112,15 @@ class SyntheticBackend:
     def warm_up(self) -> None:
         """Nothing to warm."""
 
-    def begin(self, lane: int, prompt: Sequence[int], sampling: Sampling, top_logprobs: int | None) -> None:
-        """Draws the sequence's state from its prompt and, unless greedy, its seed."""
+    def begin(
+        self,
+        lane: int,
+        prompt: Sequence[int],
+        generated: Sequence[int],
+        sampling: Sampling,
+        top_logprobs: int | None,
+    ) -> None:
+        """Draws the sequence's state from its prompt and, unless greedy, its seed; of the answer only length counts."""
         seed = 0 if sampling.temperature == 0 else (sampling.seed or 0)
         digest = blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8, salt=seed.to_bytes(8, "little"))
         state = int.from_bytes(digest.digest(), "little")
@@ -125,7 +132,11 @@ class SyntheticBackend:
             end, say = directives[-1].groups()
             script = self.tokenize(say) if say is not None else []
             end_at = len(script) if end is None else int(end)
-        self._lanes[lane] = _Lane(state, script, end_at, top_logprobs)
+        lane_state = _Lane(state, script, end_at, top_logprobs, produced=len(generated))
+        offset = len(generated) % _AHEAD
+        if offset:  # otherwise the first step does it
+            lane_state.ahead = _tokens(lane_state, len(generated) - offset)
+        self._lanes[lane] = lane_state
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Nothing is stored."""

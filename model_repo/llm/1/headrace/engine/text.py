@@ -14,13 +14,29 @@ from typing import Any
 
 @dataclass(slots=True)
 class Release:
-    """What may be shown now. `stop` is the stop string that was met; `dropped` counts the ids it swallowed."""
+    """What may be shown now. `stop` is the stop string that was met; `dropped` counts the ids it swallowed.
+
+    `cuts` are the (ids, characters) at which it may be cut in two, its own end included; kept only for several ids.
+    """
 
     ids: list[int] = field(default_factory=list)
     details: list[Any] = field(default_factory=list)
     text: bytes = b""
     stop: str | None = None
     dropped: int = 0
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+
+    def split(self) -> list[Release]:
+        """Parts as small as they can be shown; together they are what this is."""
+        if len(self.cuts) < 2:
+            return [self]
+        text = self.text.decode()
+        parts = []
+        at = begin = 0
+        for count, end in self.cuts:
+            parts.append(Release(self.ids[at:count], self.details[at:count], text[begin:end].encode()))
+            at, begin = count, end
+        return parts
 
 
 class _StopMatcher:
@@ -125,6 +141,7 @@ class TextJoiner:
         starts = [self._base, *self._ends[:-1]]
         count = sum(1 for start in starts if start < begin)
         release = Release(self._ids[:count], self._details[:count], self._text[: begin - self._base].encode())
+        release.cuts = self._cuts(count, begin - self._base)
         release.stop = string
         release.dropped = len(self._ids) - count
         self._ids = []
@@ -141,8 +158,15 @@ class TextJoiner:
             return Release()
         end = self._ends[count - 1] - self._base
         release = Release(self._ids[:count], self._details[:count], self._text[:end].encode())
+        if count > 1:
+            release.cuts = self._cuts(count, end)
         self._text = self._text[end:]
         self._base += end
         for held in (self._ids, self._details, self._ends, self._whole):
             del held[:count]
         return release
+
+    def _cuts(self, count: int, end: int) -> list[tuple[int, int]]:
+        """Where the first `count` tokens, `end` characters, can be cut: behind whole characters."""
+        inner = [(n, self._ends[n - 1] - self._base) for n in range(1, count) if self._whole[n - 1]]
+        return [*inner, (count, end)]

@@ -1,0 +1,68 @@
+"""Gives lanes to sequences and takes them back: ledger, prefix index and backend change together, here only."""
+
+from __future__ import annotations
+
+from headrace.engine.backend import Backend
+from headrace.engine.ledger import Ledger
+from headrace.engine.prefix_cache import MATCH_MIN, PrefixIndex
+from headrace.engine.sequence import Sequence
+
+
+class Lanes:
+    """The lanes of one engine. Invariant: the index knows a lane exactly while the ledger does."""
+
+    def __init__(self, backend: Backend, *, slots: int, cells: int, lanes: int) -> None:
+        self._backend = backend
+        self.ledger = Ledger(slots=slots, cells=cells, lanes=lanes)
+        self._index = PrefixIndex()
+
+    def missing(self, sequence: Sequence) -> tuple[int, int]:
+        """The slots (0 or 1) and cells that have to be given back before `sequence` fits."""
+        ledger = self.ledger
+        slots = 0 if ledger.active < ledger.slots else 1
+        return slots, max(0, ledger.reserved_cells + sequence.cells - ledger.cells)
+
+    def give(self, sequence: Sequence) -> bool:
+        """A lane with everything known of its tokens in the KV; whether there was room for it."""
+        request = sequence.request
+        prefix = request.prompt + sequence.ids if sequence.ids else request.prompt
+        match = self._index.match(prefix)
+        reservation = self.ledger.reserve(sequence.cells, match.lane if match else None)
+        if reservation is None:
+            return False
+        for evicted in reservation.evicted:
+            self._forget(evicted)
+        lane = reservation.lane
+        cached = 0
+        if match is not None and match.lane not in reservation.evicted:
+            cached = match.length
+            if reservation.adopted:
+                self._backend.truncate(lane, cached)
+            else:
+                self._backend.copy_prefix(match.lane, lane, cached)
+        self._backend.begin(lane, request.prompt, sequence.ids, request.sampling, request.top_logprobs)
+        self._index.put(lane, prefix, cached)
+        sequence.enter(lane, prefix, cached)
+        return True
+
+    def grow(self, sequence: Sequence) -> None:
+        """More of its prefix is in the KV now."""
+        self._index.grow(sequence.lane, sequence.position)
+
+    def take_back(self, sequence: Sequence, *, keep: bool, touch_backend: bool) -> None:
+        """Slot and cells are free; with `keep`, what is in the KV serves as prefix cache until others need it."""
+        lane, stored = sequence.lane, sequence.stored
+        if touch_backend:
+            self._backend.end(lane)
+        if keep and touch_backend and stored >= MATCH_MIN:
+            self.ledger.retain(lane, stored)
+            self._index.put(lane, sequence.tokens(), stored)
+            return
+        self.ledger.release(lane)
+        self._index.remove(lane)
+        if touch_backend:
+            self._backend.free(lane)
+
+    def _forget(self, lane: int) -> None:
+        self._index.remove(lane)
+        self._backend.free(lane)
