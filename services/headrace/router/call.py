@@ -7,9 +7,6 @@ then cancels the task, and the call ends with a status of ours instead of its la
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 
@@ -19,11 +16,13 @@ from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import EventsExpired, UnknownSequence
 from headrace.router.metrics import RouterMetrics
 from headrace.router.session import Session
+from headrace.rpc import status
+from headrace.rpc.calls import Context, is_call_over
+from headrace.rpc.reading import FrameReader
 from headrace.rpc.requests import Refused
-from headrace.rpc.server import Context
-from headrace.runtime.tasks import cancel_and_wait
 
-Frames = AsyncIterator["pb.ClientFrame | Refused"]
+_HEARING: set[asyncio.Task[None]] = set()
+"""Tasks that read frames; each ends with its call."""
 
 
 class Call:
@@ -35,6 +34,7 @@ class Call:
         self._wake = asyncio.Event()
         self._task = asyncio.current_task()
         self._broken: Failure | None = None
+        self._is_over = False
 
     def wake(self) -> None:
         """See SessionReader."""
@@ -46,13 +46,13 @@ class Call:
             self._broken = failure
             self._task.cancel()
 
-    async def serve(self, session: Session, *, after_sequence: int = 0, frames: Frames | None = None) -> None:
-        """Write events, those behind `after_sequence` first, until the last one.
+    async def serve(self, session: Session, *, after_sequence: int = 0, interactive: bool = False) -> None:
+        """Write events, those behind `after_sequence` first, until the last one; `interactive`: and hear frames.
 
         Raises:
             Failure: how the request ended, unless well; or why this call does.
         """
-        kind = Reader.IMPLICIT if frames is None else Reader.EXPLICIT
+        kind = Reader.EXPLICIT if interactive else Reader.IMPLICIT
         try:
             missed = session.attach(self, kind, after_sequence)
         except EventsExpired as error:
@@ -65,10 +65,11 @@ class Call:
         except UnknownSequence as error:
             violation = Violation("after_sequence", f"is behind the newest event, {error.last}")
             raise InvalidRequest((violation,)) from None
-        hearing: asyncio.Task[None] | None = None
         try:
-            if frames is not None:
-                hearing = asyncio.create_task(self._hear(session, frames), name="frames")
+            if interactive:
+                hearing = asyncio.create_task(self._hear(session), name="frames")
+                _HEARING.add(hearing)
+                hearing.add_done_callback(_HEARING.discard)
             for event in missed:
                 await self._context.write(event.data)
                 session.wrote(event.sequence, event.tokens)
@@ -79,19 +80,18 @@ class Call:
             self._task.uncancel()
             raise self._broken from None
         finally:
+            self._is_over = True
             session.detach(self)
-            if hearing is not None:
-                await cancel_and_wait(hearing)
         failure = session.failure()
         if failure is not None:
             raise failure
 
     async def _write_on(self, session: Session) -> None:
         """As the module says; on the hot path."""
-        write, take, wrote, metrics, wake = self._context.write, session.take, session.wrote, self._metrics, self._wake
+        context, take, wrote, metrics, wake = self._context, session.take, session.wrote, self._metrics, self._wake
         while True:
             while (event := take()) is not None:
-                await write(event.data)
+                await context.write(event.data)
                 metrics.writes += 1
                 wrote(event.sequence, event.tokens)
             if session.machine.is_told:
@@ -100,40 +100,48 @@ class Call:
             wake.clear()
             metrics.wakeups += 1
 
-    async def _hear(self, session: Session, frames: Frames) -> None:
-        """Act on the caller's frames until it has no more to say."""
-        with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # the call is over: its writer knows better
-            async for frame in frames:
-                if isinstance(frame, Refused):
-                    self.break_off(frame.failure)
+    async def _hear(self, session: Session) -> None:
+        """Act on the caller's frames until it has no more to say.
+
+        Never cancelled: a read that is cut short leaks. It ends with the call.
+        """
+        try:
+            while not self._is_over:
+                frame = await self._context.read()
+                if frame is grpc.aio.EOF or self._is_over:
                     return
-                kind = frame.WhichOneof("frame")
-                if kind == "acknowledge":
-                    self._metrics.acknowledgements += 1
-                    session.acknowledge(frame.acknowledge.sequence)
-                elif kind == "cancel":
-                    session.cancel()
-                else:
-                    self.break_off(InvalidRequest((_unexpected(kind),)))
-                    return
+                self._take(session, frame)
+        except (grpc.aio.UsageError, asyncio.CancelledError):
+            return
+        except Exception as error:
+            if not is_call_over(error):
+                self.break_off(status.unmapped(error, where="frames"))
+
+    def _take(self, session: Session, frame: pb.ClientFrame | Refused) -> None:
+        kind = None if isinstance(frame, Refused) else frame.WhichOneof("frame")
+        if isinstance(frame, Refused):
+            self.break_off(frame.failure)
+        elif kind == "acknowledge":
+            self._metrics.acknowledgements += 1
+            session.acknowledge(frame.acknowledge.sequence)
+        elif kind == "cancel":
+            session.cancel()
+        else:
+            self.break_off(InvalidRequest((_unexpected(kind),)))
 
 
-async def first_frame(frames: Frames, timeout_s: float) -> pb.ClientFrame:
+async def first_frame(context: Context, timeout_s: float) -> pb.ClientFrame:
     """The frame that opens an interactive call.
 
     Raises:
         Failure: it did not come in time, or is none that opens one.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            frame: Any = await anext(frames, None)
+        frame: pb.ClientFrame | None = await FrameReader(context).next(timeout_s)
     except TimeoutError:
         raise Failure(Reason.INVALID_REQUEST, f"No frame came within {timeout_s:g} s.", field="frame") from None
-    if isinstance(frame, Refused):
-        raise frame.failure
     if frame is None or frame.WhichOneof("frame") not in ("start", "resume"):
         raise InvalidRequest((Violation("frame", "the first one must be start or resume"),))
-    assert isinstance(frame, pb.ClientFrame)
     return frame
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.request import CONFIRM_S
-from headrace.router.call import Call, Frames, first_frame
+from headrace.router.call import Call, first_frame
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Planner
 from headrace.router.routes import Routes
@@ -51,23 +51,23 @@ class InferenceService:
         session = self._open(request, context)
         await Call(context, self._metrics).serve(session)
 
-    async def GenerateInteractive(self, frames: Frames, context: Context) -> None:  # noqa: N802
+    async def GenerateInteractive(self, _frames: Any, context: Context) -> None:  # noqa: N802
         """Run, or go on with, one request whose reader says what it has read; see the proto."""
         self._refuse_more()
         self._opening += 1
         try:
-            first = await first_frame(frames, START_S)
+            first = await first_frame(context, START_S)
         finally:
             self._opening -= 1
         if first.WhichOneof("frame") == "resume":
-            await self._resume(first.resume, context, frames)
+            await self._resume(first.resume, context, interactive=True)
         else:
             session = self._open(first.start, context)
-            await Call(context, self._metrics).serve(session, frames=frames)
+            await Call(context, self._metrics).serve(session, interactive=True)
 
     async def ResumeGenerate(self, request: pb.ResumeGenerateRequest, context: Context) -> None:  # noqa: N802
         """Repeat what was missed and go on; see the proto."""
-        await self._resume(request, context, None)
+        await self._resume(request, context, interactive=False)
 
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.Request:  # noqa: N802
         """Tell what is known of a request; see the proto."""
@@ -108,7 +108,7 @@ class InferenceService:
         plan = self._planner.plan(request, now, now + self._remaining_s(context))
         return self.sessions.open(plan, self._tenant(context))
 
-    async def _resume(self, request: pb.ResumeGenerateRequest, context: Context, frames: Frames | None) -> None:
+    async def _resume(self, request: pb.ResumeGenerateRequest, context: Context, *, interactive: bool) -> None:
         self._refuse_more()
         found = self._find(request.request, context)
         if not isinstance(found, Session):
@@ -120,7 +120,8 @@ class InferenceService:
         self.sessions.reopen(found)
         self._metrics.resumes += 1
         try:
-            await Call(context, self._metrics).serve(found, after_sequence=request.after_sequence, frames=frames)
+            call = Call(context, self._metrics)
+            await call.serve(found, after_sequence=request.after_sequence, interactive=interactive)
         finally:
             self.sessions.release(found)
 

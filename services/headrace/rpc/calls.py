@@ -92,6 +92,7 @@ class _Responding:
             self.first = asyncio.ensure_future(self._context.write(message))
             self.first.add_done_callback(_retrieve)
             await asyncio.shield(self.first)
+            self.write = self._context.write  # type: ignore[method-assign]  # nothing between it and all further ones
         else:
             await self._context.write(message)
 
