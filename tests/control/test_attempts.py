@@ -6,14 +6,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.control import attempts
-from headrace.control.attempts import AttemptLedger, Cause, Dispatched, DuplicateAttempt, WorkerBook
+from headrace.control.attempt_book import Cause, Dispatched, WorkerBook
+from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, Reason
 
 REVISION = "models/m/revisions/0123456789ab"
+RUN = 31
+"""Incarnation of the engine's run, where a test has only one."""
 
 
-def book(replica: str = "replicas/a", epoch: int = 7, slots: int = 2) -> WorkerBook:
-    return WorkerBook(replica, REVISION, (epoch,), slots=slots, kv_cells=1000, context_tokens=100)
+def book(replica: str = "replicas/a", epoch: int = 7, slots: int = 2, incarnation: int = RUN) -> WorkerBook:
+    return WorkerBook(
+        replica, REVISION, (epoch,), slots=slots, kv_cells=1000, context_tokens=100, incarnation=incarnation
+    )
 
 
 def wanted(token: int, **changes: object) -> Dispatched:
@@ -46,6 +51,8 @@ def ledger() -> AttemptLedger:
         ({"revision": "models/m/revisions/ba9876543210"}, Reason.STALE_EPOCH),
         ({"remaining_s": 0.0}, Reason.DEADLINE_EXCEEDED),
         ({"remaining_s": -1.0}, Reason.DEADLINE_EXCEEDED),
+        ({"queue_s": 0.0}, Reason.QUEUE_TIMEOUT),
+        ({"remaining_s": 0.0, "queue_s": 0.0}, Reason.DEADLINE_EXCEEDED),
         ({"input_bytes": attempts.WAITING_BYTES_MAX + 1}, Reason.OVERLOADED),
     ],
     ids=str,
@@ -66,7 +73,7 @@ def test_draining_refuses_new_attempts_and_keeps_the_old(ledger):
         ledger.dispatch(wanted(2), 0.0)
     assert refused.value.reason is Reason.DRAINING
     assert not ledger.is_idle(["replicas/a"])
-    assert ledger.finish(1) is not None
+    assert ledger.finish(1, RUN) is not None
     assert ledger.is_idle(["replicas/a"])
     other = AttemptLedger()
     other.open_worker(book())
@@ -84,7 +91,7 @@ def test_only_so_many_wait(ledger):
         ledger.dispatch(wanted(1000), 0.0)
     assert refused.value.reason is Reason.OVERLOADED
     assert refused.value.metadata == {"queueDepth": str(limit), "limit": str(limit)}
-    ledger.admit(1, 5, 1.0)
+    ledger.admit(1, RUN, 5, 1.0)
     ledger.dispatch(wanted(1001), 1.0)
 
 
@@ -95,7 +102,7 @@ def test_a_repetition_is_dropped_for_its_session_and_refused_to_another(ledger):
     with pytest.raises(Failure) as refused:
         ledger.dispatch(wanted(1, session=2), 0.0)
     assert refused.value.reason is Reason.ALREADY_EXISTS
-    ledger.finish(1)
+    ledger.finish(1, RUN)
     with pytest.raises(DuplicateAttempt):
         ledger.dispatch(wanted(1), 0.0)
     assert ledger.counts.duplicates == 3
@@ -105,7 +112,7 @@ def test_old_tokens_are_forgotten_in_order(ledger, monkeypatch):
     monkeypatch.setattr(attempts, "REMEMBERED_TOKENS", 2)
     for token in (1, 2, 3):
         ledger.dispatch(wanted(token), 0.0)
-        ledger.finish(token)
+        ledger.finish(token, RUN)
     ledger.dispatch(wanted(1), 0.0)
     with pytest.raises(DuplicateAttempt):
         ledger.dispatch(wanted(3), 0.0)
@@ -114,41 +121,161 @@ def test_old_tokens_are_forgotten_in_order(ledger, monkeypatch):
 def test_admission_books_kv_for_prompt_and_output_within_the_context(ledger):
     ledger.dispatch(wanted(1), 0.0)
     ledger.dispatch(wanted(2, max_tokens=99), 0.0)
-    ledger.admit(1, 5, 2.5)
-    ledger.admit(2, 50, 2.5)
+    ledger.admit(1, RUN, 5, 2.5)
+    ledger.admit(2, RUN, 50, 2.5)
     load = ledger.load("replicas/a")
     assert load is not None
     assert (load.active, load.waiting, load.kv_cells_reserved) == (2, 0, 25 + 100)
-    assert ledger.admit(1, 5, 3.0) is None
-    assert ledger.admit(99, 5, 3.0) is None
+    assert ledger.admit(1, RUN, 5, 3.0) is None
+    assert ledger.admit(99, RUN, 5, 3.0) is None
     assert ledger.counts.late == 2
 
 
 def test_the_first_cause_of_a_cancel_stands_and_only_the_owner_may(ledger):
     ledger.dispatch(wanted(1), 0.0)
-    assert ledger.cancel(1, 2, Cause.CANCELLED) is None
-    attempt = ledger.cancel(1, 1, Cause.SLOW_CONSUMER)
+    assert ledger.cancel(1, 2, Cause.CANCELLED, 1.0) is None
+    attempt = ledger.cancel(1, 1, Cause.SLOW_CONSUMER, 2.0)
     assert attempt is not None
-    assert ledger.cancel(1, 1, Cause.CANCELLED) is None
-    assert attempt.cause is Cause.SLOW_CONSUMER
-    assert ledger.cancel_worker("replicas/a", Cause.DRAINED) == []
+    assert ledger.cancel(1, 1, Cause.CANCELLED, 3.0) is None
+    assert (attempt.cause, attempt.cancel_asked_at) == (Cause.SLOW_CONSUMER, 2.0)
+    assert ledger.cancel_worker("replicas/a", Cause.DRAINED, 4.0) == []
     assert ledger.attempts  # "cancel sent" is not "cancel confirmed"
+    counts = ledger.counts
+    assert (counts.late, counts.duplicate_cancels, counts.cancels_asked, counts.cancels_confirmed) == (1, 1, 1, 0)
+    ledger.finish(1, RUN)
+    assert (counts.cancels_asked, counts.cancels_confirmed) == (1, 1)
+
+
+def test_a_cancel_that_goes_with_its_worker_is_not_confirmed(ledger):
+    ledger.dispatch(wanted(1), 0.0)
+    ledger.cancel(1, 1, Cause.CANCELLED, 1.0)
+    ledger.close_worker("replicas/a")
+    assert (ledger.counts.cancels_asked, ledger.counts.cancels_confirmed) == (1, 0)
+
+
+def test_credits_only_rise_for_the_owner_and_end_with_a_cancel(ledger):
+    ledger.dispatch(wanted(1, credit_limit=8), 0.0)
+    assert [ledger.credit(1, 1, limit) is not None for limit in (8, 7, 9, 9, 32)] == [False, False, True, False, True]
+    assert ledger.counts.stale_credits == 3
+    assert ledger.credit(1, 2, 100) is None
+    assert ledger.credit(9, 1, 100) is None
+    ledger.cancel(1, 1, Cause.CANCELLED, 1.0)
+    assert ledger.credit(1, 1, 100) is None
+    assert (ledger.counts.stale_credits, ledger.counts.late) == (3, 3)
+
+
+def test_what_another_run_of_an_engine_says_does_not_count(ledger):
+    ledger.dispatch(wanted(1), 0.0)
+    ledger.close_worker("replicas/a")
+    ledger.open_worker(book(incarnation=RUN + 1))
+    ledger.dispatch(wanted(2), 1.0)
+    assert ledger.admit(2, RUN, 5, 2.0) is None
+    assert ledger.preempt(2, RUN, 1) is None
+    assert ledger.resume(2, RUN, 1) is None
+    assert ledger.finish(2, RUN) is None
+    assert (ledger.counts.stale_incarnation, ledger.counts.late) == (4, 0)
+    assert ledger.current("replicas/a", RUN) is None
+    assert ledger.current("replicas/b", RUN) is None
+    assert ledger.current("replicas/a", RUN + 1) is ledger.workers["replicas/a"]
+    assert ledger.finish(2, RUN + 1) is not None
+
+
+def numbers(ledger, replica="replicas/a"):
+    load = ledger.load(replica)
+    return load.active, load.waiting, load.kv_cells_reserved
+
+
+def test_a_preempted_attempt_holds_neither_slot_nor_kv_until_it_is_resumed(ledger):
+    ledger.dispatch(wanted(1), 0.0)
+    ledger.dispatch(wanted(2), 0.0)
+    assert ledger.preempt(1, RUN, 1) is None  # it has nothing to lose yet
+    ledger.admit(1, RUN, 5, 1.0)
+    ledger.admit(2, RUN, 5, 1.0)
+    assert numbers(ledger) == (2, 0, 50)
+    version = ledger.version
+    assert ledger.preempt(1, RUN, 1) is not None
+    assert numbers(ledger) == (1, 1, 25)
+    assert ledger.version > version  # a load report is due
+    assert ledger.preempt(1, RUN, 1) is None
+    assert numbers(ledger) == (1, 1, 25)
+    version = ledger.version
+    assert ledger.resume(1, RUN, 1) is not None
+    assert ledger.version > version
+    assert ledger.resume(1, RUN, 1) is None
+    assert numbers(ledger) == (2, 0, 50)
+    ledger.preempt(1, RUN, 2)
+    ledger.finish(1, RUN)
+    assert numbers(ledger) == (1, 0, 25)
+    assert ledger.preempt(1, RUN, 3) is None
+    assert (ledger.counts.preemptions, ledger.counts.resumptions, ledger.counts.late) == (2, 1, 4)
+
+
+def test_the_end_of_a_preemption_may_be_told_before_its_beginning(ledger):
+    """Responses are merged, and a reader takes `resumed` first."""
+    ledger.dispatch(wanted(1), 0.0)
+    ledger.admit(1, RUN, 5, 1.0)
+    ledger.resume(1, RUN, 1)
+    assert numbers(ledger) == (1, 0, 25)
+    ledger.preempt(1, RUN, 1)
+    assert numbers(ledger) == (1, 0, 25)
+    ledger.resume(1, RUN, 3)  # and more than one of them
+    ledger.preempt(1, RUN, 2)
+    ledger.preempt(1, RUN, 3)
+    assert numbers(ledger) == (1, 0, 25)
+    ledger.preempt(1, RUN, 4)
+    assert numbers(ledger) == (0, 1, 0)
+
+
+def test_readers_that_stand_still_do_not_close_the_queue_until_there_are_many(ledger):
+    limit = ledger.workers["replicas/a"].waiting_max
+    for token in range(1, limit):
+        ledger.dispatch(wanted(token), 0.0)
+        ledger.admit(token, RUN, 5, 0.0)
+        ledger.preempt(token, RUN, 1)
+    for token in (1001, 1002):
+        ledger.dispatch(wanted(token), 0.0)
+    ledger.admit(1001, RUN, 5, 0.0)
+    ledger.preempt(1001, RUN, 1)
+    with pytest.raises(Failure) as refused:
+        ledger.dispatch(wanted(1003), 0.0)
+    assert refused.value.reason is Reason.OVERLOADED
+
+
+def test_an_engine_that_does_not_confirm_a_cancel_is_found_by_the_second_look(ledger):
+    ledger.open_worker(book("replicas/b", incarnation=RUN + 1))
+    for token, replica in ((1, "a"), (2, "b"), (3, "b")):
+        ledger.dispatch(wanted(token, replica=f"replicas/{replica}"), 0.0)
+    ledger.cancel(1, 1, Cause.CANCELLED, 10.0)
+    ledger.cancel(2, 1, Cause.CANCELLED, 10.0)
+    assert ledger.unconfirmed(10.0) == []
+    assert ledger.unconfirmed(10.1) == []  # the answer may be here, unread: it was this process that stood still
+    ledger.finish(1, RUN)
+    assert ledger.unconfirmed(11.1) == ["replicas/b"]
+    ledger.close_worker("replicas/b")
+    assert ledger.unconfirmed(99.0) == []
+
+
+def test_an_attempt_that_nobody_cancelled_makes_no_engine_suspect(ledger):
+    ledger.dispatch(wanted(1), 0.0)
+    assert ledger.unconfirmed(1e9) == []
+    assert ledger.unconfirmed(1e9) == []
 
 
 def test_a_session_that_leaves_orphans_its_attempts_until_the_engine_confirms(ledger):
     ledger.dispatch(wanted(1), 0.0)
     ledger.dispatch(wanted(2, session=2), 0.0)
-    ledger.admit(1, 5, 0.0)
-    assert ledger.close_session(1) == {"replicas/a": [1]}
-    assert ledger.session_of(1) == 0
-    assert ledger.owns(1, 1) is None
+    ledger.admit(1, RUN, 5, 0.0)
+    assert ledger.close_session(1, 3.0) == {"replicas/a": [1]}
+    assert ledger.workers["replicas/a"].session_of(1) == 0
+    assert ledger.cancel(1, 1, Cause.CANCELLED, 4.0) is None
     load = ledger.load("replicas/a")
     assert load is not None
     assert load.active == 1
-    attempt = ledger.finish(1)
+    attempt = ledger.finish(1, RUN)
     assert attempt is not None
-    assert (attempt.session, attempt.cause) == (0, Cause.CANCELLED)
-    assert ledger.session_of(2) == 2
+    assert (attempt.session, attempt.cause, attempt.cancel_asked_at) == (0, Cause.CANCELLED, 3.0)
+    assert ledger.workers["replicas/a"].session_of(2) == 2
+    assert ledger.workers["replicas/a"].session_of(1) == 0
 
 
 def test_a_lost_worker_tells_who_had_output(ledger):
@@ -174,12 +301,34 @@ def test_after_a_lost_lease_the_last_epoch_stays_valid_and_older_ones_do_not(led
     ledger.add_epoch("replicas/unknown", 1)
 
 
-def test_attempts_past_their_deadline_are_found_once(ledger):
-    ledger.dispatch(wanted(1, remaining_s=5.0), 10.0)
-    ledger.dispatch(wanted(2), 10.0)
-    assert ledger.overdue(15.0) == []
-    assert [a.token for a in ledger.overdue(15.1)] == [1]
-    assert ledger.overdue(16.0) == []
+@pytest.mark.parametrize(
+    ("limits", "admitted_at", "passes_at", "cause"),
+    [
+        ({"remaining_s": 5.0}, None, 15.0, Cause.DEADLINE_EXCEEDED),
+        ({"remaining_s": 5.0}, 12.0, 15.0, Cause.DEADLINE_EXCEEDED),
+        ({"queue_s": 5.0}, None, 15.0, Cause.QUEUE_TIMEOUT),
+        ({"queue_s": 5.0}, 12.0, None, None),
+        ({"execution_s": 5.0}, 12.0, 17.0, Cause.EXECUTION_TIMEOUT),
+        ({"execution_s": 5.0}, None, None, None),
+        ({"remaining_s": 5.0, "queue_s": 5.0}, None, 15.0, Cause.DEADLINE_EXCEEDED),
+        ({"remaining_s": 7.0, "execution_s": 3.0}, 12.0, 15.0, Cause.EXECUTION_TIMEOUT),
+        ({}, None, None, None),
+    ],
+    ids=str,
+)
+def test_attempts_past_a_limit_are_found_once_with_that_limit_as_the_cause(
+    ledger, limits, admitted_at, passes_at, cause
+):
+    ledger.dispatch(wanted(1, **limits), 10.0)
+    if admitted_at is not None:
+        ledger.admit(1, RUN, 5, admitted_at)
+    if passes_at is None:
+        assert ledger.overdue(1e9, 2.0) == []
+        return
+    assert ledger.overdue(passes_at + 1.9, 2.0) == []
+    (found,) = ledger.overdue(passes_at + 2.1, 2.0)
+    assert (found.cause, found.cancel_asked_at) == (cause, passes_at + 2.1)
+    assert ledger.overdue(1e9, 2.0) == []
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -190,10 +339,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = AttemptLedger()
         self.owed: dict[int, str] = {}
         self.ended: set[int] = set()
+        self.run: dict[int, int] = {}
         self.epoch = 1
         self.next = 1
-        self.ledger.open_worker(book("replicas/a", 1))
-        self.ledger.open_worker(book("replicas/b", 1))
+        self.runs = {"a": 1, "b": 2}
+        self.ledger.open_worker(book("replicas/a", 1, incarnation=1))
+        self.ledger.open_worker(book("replicas/b", 1, incarnation=2))
 
     def _end(self, token: int) -> None:
         assert token not in self.ended
@@ -206,27 +357,42 @@ class LedgerMachine(RuleBasedStateMachine):
         try:
             self.ledger.dispatch(wanted(token, replica=f"replicas/{replica}", session=session, epoch=epoch), 0.0)
             self.owed[token] = f"replicas/{replica}"
+            self.run[token] = self.runs[replica]
         except Failure:
             self.ended.add(token)
 
-    @rule(token=st.integers(1, 60))
-    def admit(self, token):
-        attempt = self.ledger.admit(token, 5, 1.0)
+    @rule(token=st.integers(1, 60), run=st.integers(1, 4))
+    def admit(self, token, run):
+        attempt = self.ledger.admit(token, run, 5, 1.0)
+        assert attempt is None or (token in self.owed and self.run[token] == run)
+
+    @rule(token=st.integers(1, 60), number=st.integers(1, 4), is_resumed=st.booleans())
+    def preempt_or_resume(self, token, number, is_resumed):
+        tell = self.ledger.resume if is_resumed else self.ledger.preempt
+        attempt = tell(token, self.run.get(token, 1), number)
         assert attempt is None or token in self.owed
 
-    @rule(token=st.integers(1, 60))
-    def finish(self, token):
-        if self.ledger.finish(token) is not None:
+    @rule(token=st.integers(1, 60), run=st.integers(1, 4))
+    def finish(self, token, run):
+        if self.ledger.finish(token, run) is not None:
+            assert self.run[token] == run
             self._end(token)
 
     @rule(token=st.integers(1, 60), session=st.integers(1, 3))
     def cancel(self, token, session):
-        if self.ledger.cancel(token, session, Cause.CANCELLED) is not None:
+        if self.ledger.cancel(token, session, Cause.CANCELLED, 1.0) is not None:
             assert token in self.owed
+
+    @rule(token=st.integers(1, 60), session=st.integers(1, 3), limit=st.integers(0, 100))
+    def credit(self, token, session, limit):
+        attempt = self.ledger.credit(token, session, limit)
+        if attempt is not None:
+            assert token in self.owed
+            assert attempt.cause is None
 
     @rule(session=st.integers(1, 3))
     def close_session(self, session):
-        for replica, tokens in self.ledger.close_session(session).items():
+        for replica, tokens in self.ledger.close_session(session, 1.0).items():
             assert all(self.owed[token] == replica for token in tokens)
 
     @rule(replica=st.sampled_from("ab"))
@@ -238,7 +404,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(replica=st.sampled_from("ab"), epoch=st.integers(1, 2))
     def open_worker(self, replica, epoch):
         if f"replicas/{replica}" not in self.ledger.workers:
-            self.ledger.open_worker(book(f"replicas/{replica}", epoch))
+            self.runs[replica] = max(self.runs.values()) + 1
+            self.ledger.open_worker(book(f"replicas/{replica}", epoch, incarnation=self.runs[replica]))
 
     @rule(tokens=st.sets(st.integers(1, 60)))
     def output(self, tokens):
@@ -247,15 +414,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def everything_adds_up(self):
         ledger = self.ledger
+        assert all((a.cause is None) == (a.cancel_asked_at is None) for a in ledger.attempts.values())
+        assert ledger.counts.cancels_confirmed <= ledger.counts.cancels_asked
         assert ledger.attempts.keys() == self.owed.keys()
         assert ledger.outputs <= ledger.attempts.keys()
         waiting_bytes = 0
         for replica, kept in ledger.workers.items():
             here = [a for a in ledger.attempts.values() if a.replica == replica]
             assert {a.token for a in here} == kept.attempts.keys()
-            assert kept.active == sum(a.admitted_at is not None for a in here)
-            assert kept.waiting == len(here) - kept.active
-            assert kept.kv_cells_reserved == sum(a.kv_cells for a in here)
+            assert kept.active == sum(a.is_active for a in here)
+            assert kept.preempted == sum(a.is_preempted for a in here)
+            assert kept.waiting == sum(a.admitted_at is None for a in here)
+            assert kept.waiting + kept.active + kept.preempted == len(here)
+            assert kept.kv_cells_reserved == sum(a.kv_cells for a in here if a.is_active)
+            assert all(a.incarnation == kept.incarnation for a in here)
             assert sum(kept.sessions.values()) == len(here)
             assert all(count > 0 for count in kept.sessions.values())
             waiting_bytes += sum(a.input_bytes for a in here if a.admitted_at is None)

@@ -202,8 +202,8 @@ async def test_a_bug_in_a_workers_task_ends_its_attempts_and_the_worker_is_made_
     monkeypatch.setattr(fleet, "REMAKE_S", 0.2)
     on_batch, broken = Relay.on_batch, []
 
-    def break_once(self, replica, batch):
-        on_batch(self, replica, batch)
+    def break_once(self, replica, incarnation, batch):
+        on_batch(self, replica, incarnation, batch)
         if batch.seqs and not broken:
             broken.append(1)
             raise ValueError("the text of a prompt")
@@ -248,12 +248,12 @@ async def test_metrics_have_bounded_labels_and_no_ids(tmp_path):
             address = resources_pb2.ServiceRecord.FromString(record.value).metrics_endpoint
             text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
         lines = [line for line in text.splitlines() if line.startswith("headrace_")]
-        assert 'headrace_scheduler_attempts_ended_total{finish_reason="LENGTH"} 1.0' in lines
+        assert 'headrace_scheduler_attempts_ended_total{finish_reason="LENGTH",reason="NONE"} 1.0' in lines
         assert "headrace_scheduler_tokens_total 10.0" in lines
         assert f'headrace_scheduler_workers{{revision="{SLOW.name}",state="ready"}} 1.0' in lines
         labels = {
             pair.partition("=")[0] for line in lines if "{" in line for pair in line[line.index("{") + 1 :].split(",")
         }
-        assert labels <= {"finish_reason", "revision", "state"}
+        assert labels <= {"finish_reason", "reason", "revision", "state", "le"}
         assert str(attempt) not in text
         assert replica.name not in text

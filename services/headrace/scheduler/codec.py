@@ -6,16 +6,16 @@ never a guess.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
-from headrace.control.attempts import Attempt, Cause, Dispatched, Load
+from headrace.control.attempt_book import Attempt, Cause, Dispatched, Load
 from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
 
@@ -28,20 +28,32 @@ _FINISH: Mapping[str, int] = {
     "length": _F.FINISH_REASON_LENGTH,
     "cancelled": _F.FINISH_REASON_CANCELLED,
     "deadline": _F.FINISH_REASON_DEADLINE_EXCEEDED,
+    "timeout": _F.FINISH_REASON_DEADLINE_EXCEEDED,
     "error": _F.FINISH_REASON_FAILED,
 }
 _CAUSE_FINISH: Mapping[Cause, int] = {
     Cause.CANCELLED: _F.FINISH_REASON_CANCELLED,
     Cause.DEADLINE_EXCEEDED: _F.FINISH_REASON_DEADLINE_EXCEEDED,
+    Cause.QUEUE_TIMEOUT: _F.FINISH_REASON_REJECTED,
+    Cause.EXECUTION_TIMEOUT: _F.FINISH_REASON_DEADLINE_EXCEEDED,
     Cause.SLOW_CONSUMER: _F.FINISH_REASON_SLOW_CONSUMER,
     Cause.DRAINED: _F.FINISH_REASON_DRAINED,
 }
 _CAUSE_FAILURE: Mapping[Cause, tuple[Reason, str]] = {
     Cause.CANCELLED: (Reason.CLIENT_CANCELLED, "The attempt was cancelled."),
     Cause.DEADLINE_EXCEEDED: (Reason.DEADLINE_EXCEEDED, "The deadline passed before the answer was complete."),
+    Cause.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "It waited too long for a slot of the engine."),
+    Cause.EXECUTION_TIMEOUT: (Reason.EXECUTION_TIMEOUT, "It ran longer than it may."),
     Cause.SLOW_CONSUMER: (Reason.SLOW_CONSUMER, "The stream was not read for too long."),
     Cause.DRAINED: (Reason.DRAINING, "The worker was drained before the answer was complete."),
 }
+_CAUSES: Mapping[int, Cause] = {
+    _F.FINISH_REASON_CANCELLED: Cause.CANCELLED,
+    _F.FINISH_REASON_DEADLINE_EXCEEDED: Cause.DEADLINE_EXCEEDED,
+    _F.FINISH_REASON_SLOW_CONSUMER: Cause.SLOW_CONSUMER,
+    _F.FINISH_REASON_REJECTED: Cause.QUEUE_TIMEOUT,
+}
+"""What a Router may say in a Cancel."""
 _ROLES: Mapping[int, str] = {
     inference_pb2.ROLE_SYSTEM: "system",
     inference_pb2.ROLE_USER: "user",
@@ -70,12 +82,19 @@ def dispatched(message: pb.Dispatch, *, session: int, context_tokens: int) -> Di
         max_tokens=generate.max_tokens
         if generate.HasField("max_tokens")
         else min(message.output_tokens_max or context_tokens, context_tokens),
-        remaining_s=message.remaining.ToTimedelta().total_seconds() if message.HasField("remaining") else None,
+        remaining_s=_seconds(message, "remaining"),
+        queue_s=_seconds(message, "queue_timeout"),
+        execution_s=_seconds(message, "execution_timeout"),
+        credit_limit=min(message.credit_limit, CREDIT_MAX),
+        record_version=message.record_version,
     )
 
 
 def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]:
     """Write a Dispatch as REQUEST of the engine contract, with its prompt's token ids beside it.
+
+    What is left of deadline and queue limit is put in when the operation is written (headrace.triton.outbox). The
+    execution limit counts from the engine's admission, so nothing is taken off it on the way.
 
     Raises:
         Failure: INVALID_REQUEST, when it holds no input.
@@ -91,10 +110,10 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         "ignore_eos": generate.stop.ignore_eos,
         "top_logprobs": generate.top_logprobs if generate.HasField("top_logprobs") else None,
         "credit": min(message.credit_limit, CREDIT_MAX),
-        "deadline_ms": None,
     }
-    if message.HasField("remaining"):
-        request["deadline_ms"] = max(1, math.ceil(message.remaining.ToTimedelta().total_seconds() * 1000))
+    execution_s = _seconds(message, "execution_timeout")
+    if execution_s is not None:
+        request["execution_ms"] = max(1, int(execution_s * 1000))
     tokens: Sequence[int] = ()
     kind = generate.WhichOneof("input")
     if kind == "prompt":
@@ -117,31 +136,50 @@ def finish_name(reason: int) -> str:
     return name.removeprefix("FINISH_REASON_")
 
 
+def reason_name(ended: pb.Ended) -> str:
+    """Name of the reason of an end, for labels: "QUEUE_TIMEOUT"; "NONE" where nothing went wrong."""
+    if not ended.HasField("error"):
+        return "NONE"
+    name: str = errors_pb2.Reason.Name(ended.error.reason)
+    return name.removeprefix("REASON_")
+
+
 def cause_of(cause: int) -> Cause:
-    """Why a Router cancels; anything but the three causes of the contract is a plain cancel."""
-    for known, number in _CAUSE_FINISH.items():
-        if number == cause and known is not Cause.DRAINED:
-            return known
-    return Cause.CANCELLED
+    """Why a Router cancels; anything but the causes of the contract is a plain cancel."""
+    return _CAUSES.get(cause, Cause.CANCELLED)
 
 
-def admitted_message(event: Mapping[str, Any]) -> pb.Admitted:
+def admitted_message(event: Mapping[str, Any], attempt: Attempt) -> pb.Admitted:
     """Encode an `admitted` event."""
     return pb.Admitted(
-        attempt=event["seq"],
+        attempt=attempt.token,
+        record_version=attempt.record_version,
         prompt_tokens=event.get("prompt_tokens", 0),
         cached_prompt_tokens=event.get("cached_tokens", 0),
     )
 
 
-def ended_by_engine(event: Mapping[str, Any], attempt: Attempt) -> pb.Ended:
-    """Encode a `finished` event. A cancel ends for its cause, whatever the engine calls it."""
+def ended_by_engine(event: Mapping[str, Any], attempt: Attempt, *, confirmed_at: float, is_local: bool) -> pb.Ended:
+    """Encode a `finished` event. A cancel ends for its cause, whatever the engine calls it.
+
+    Args:
+        event: the event.
+        attempt: what it ends.
+        confirmed_at: monotonic seconds now.
+        is_local: whether the engine's monotonic clock is ours.
+    """
     reason = event.get("reason", "error")
-    ended = pb.Ended(attempt=attempt.token, reason=_FINISH.get(reason, _F.FINISH_REASON_FAILED))
+    ended = pb.Ended(
+        attempt=attempt.token,
+        reason=_FINISH.get(reason, _F.FINISH_REASON_FAILED),
+        record_version=attempt.record_version,
+    )
     if reason == "cancelled":
         _set_cause(ended, attempt.cause or Cause.CANCELLED)
     elif reason == "deadline":
         _set_cause(ended, Cause.DEADLINE_EXCEEDED)
+    elif reason == "timeout":
+        _set_cause(ended, Cause.EXECUTION_TIMEOUT)
     elif reason not in ("stop", "length"):
         ended.error.CopyFrom(status.to_proto(engine_failure(event.get("error"))))
     stop = event.get("stop")
@@ -157,16 +195,27 @@ def ended_by_engine(event: Mapping[str, Any], attempt: Attempt) -> pb.Ended:
             reasoning_tokens=usage.get("reasoning", 0),
         )
     )
+    if "emitted" in usage:
+        ended.output_tokens = usage["emitted"]
     if attempt.admitted_at is not None:
         ended.queue.CopyFrom(_duration(attempt.admitted_at - attempt.received_at))
+        stopped_at = ((event.get("timing_ns") or {}).get("stopped") or 0) / 1e9
+        # One that lies before the attempt's arrival was read off another host's clock, whatever the address said.
+        if is_local and stopped_at >= attempt.received_at:
+            ended.release.CopyFrom(_duration(confirmed_at - stopped_at))
     return ended
 
 
-def ended_by_refusal(token: int, failure: Failure) -> pb.Ended:
+def ended_by_refusal(token: int, record_version: int, failure: Failure) -> pb.Ended:
     """Encode the end of an attempt that was never begun."""
-    late = failure.reason is Reason.DEADLINE_EXCEEDED
-    reason = _F.FINISH_REASON_DEADLINE_EXCEEDED if late else _F.FINISH_REASON_REJECTED
-    return pb.Ended(attempt=token, reason=reason, error=status.to_proto(failure))
+    late = failure.reason in (Reason.DEADLINE_EXCEEDED, Reason.EXECUTION_TIMEOUT)
+    return pb.Ended(
+        attempt=token,
+        reason=_F.FINISH_REASON_DEADLINE_EXCEEDED if late else _F.FINISH_REASON_REJECTED,
+        error=status.to_proto(failure),
+        record_version=record_version,
+        output_tokens=0,
+    )
 
 
 def ended_by_loss(attempt: Attempt, *, had_output: bool, drained: bool) -> pb.Ended:
@@ -175,7 +224,9 @@ def ended_by_loss(attempt: Attempt, *, had_output: bool, drained: bool) -> pb.En
     One that was being cancelled ends for that cause: it is over, as asked.
     """
     cause = attempt.cause or (Cause.DRAINED if drained else None)
-    ended = pb.Ended(attempt=attempt.token)
+    ended = pb.Ended(attempt=attempt.token, record_version=attempt.record_version)
+    if not had_output:
+        ended.output_tokens = 0
     if cause is not None:
         ended.reason = _CAUSE_FINISH[cause]  # type: ignore[assignment]
         _set_cause(ended, cause)
@@ -239,6 +290,14 @@ def _set_stop(match: inference_pb2.StopMatch, stop: Mapping[str, Any]) -> None:
 def _sampling(sampling: inference_pb2.SamplingParameters) -> dict[str, Any]:
     """The fields that are set. A Router has completed them; what it left open is the engine contract's default."""
     return {descriptor.name: value for descriptor, value in sampling.ListFields()}
+
+
+def _seconds(message: pb.Dispatch, field: str) -> float | None:
+    """Seconds of a Duration; None where it is unset."""
+    if not message.HasField(field):
+        return None
+    seconds: float = getattr(message, field).ToTimedelta().total_seconds()
+    return seconds
 
 
 def _duration(seconds: float) -> Duration:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.control.attempts import waiting_max
+from headrace.control.attempt_book import waiting_max
 from headrace.control.resources import Artifact, Engine, FileKind, Revision
 from headrace.engine.contract import StepBatch
 from headrace.runtime.settings import SettingsError
@@ -33,29 +34,32 @@ _EXIT_REASON_S = 0.5
 _ENGINE_WAITING_SLACK = 16
 """The Scheduler refuses first, so that one place bounds the queue."""
 
+_incarnations = itertools.count(1)
+
 
 class Carrier(Protocol):
     """Where an engine's output goes: the relay."""
 
-    def on_batch(self, replica: str, batch: StepBatch) -> None:
+    def on_batch(self, replica: str, incarnation: int, batch: StepBatch) -> None:
         """One response of the event stream."""
 
-    def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
-        """A whole `generate` was refused."""
+    def on_refused(self, incarnation: int, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
+        """Sequences were refused before the engine began with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Ties a client to the replica that it serves."""
+    """Ties a client to the run that it serves, not to a replica's name: the next run has the same one."""
 
     replica: str
+    incarnation: int
     carrier: Carrier
 
     def on_batch(self, batch: StepBatch) -> None:
-        self.carrier.on_batch(self.replica, batch)
+        self.carrier.on_batch(self.replica, self.incarnation, batch)
 
     def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
-        self.carrier.on_refused(seqs, error)
+        self.carrier.on_refused(self.incarnation, seqs, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,12 @@ class EngineRun:
 
     def __init__(self, machine: Machine, replica: str, carrier: Carrier) -> None:
         self.client: EngineClient | None = None
+        self.incarnation = next(_incarnations)
+        """Differs for each run of any worker of this process."""
         self.hello: Mapping[str, Any] = {}
         self._machine = machine
         self._replica = replica
-        self._sink = _Sink(replica, carrier)
+        self._sink = _Sink(replica, self.incarnation, carrier)
         self._process: TritonProcess | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -223,7 +229,9 @@ def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int
         "context_tokens": run.context_tokens,
         "slots": run.slots,
         "kv_cells": run.kv_cells,
-        "max_waiting": waiting_max(run.slots) + _ENGINE_WAITING_SLACK,
+        # It counts all without a slot: as many may wait for their first and as many for another one, and the Scheduler
+        # may not have heard yet of preemptions, of every slot at most.
+        "max_waiting": 2 * waiting_max(run.slots) + run.slots + _ENGINE_WAITING_SLACK,
         "threads": threads,
         "prefill_chunk": run.prefill_chunk,
     }

@@ -1,6 +1,7 @@
 """What the Scheduler counts, read when it is scraped: the hot path only adds to plain integers.
 
-Labels are bounded: revisions that run here, states of a worker, finish reasons. No request, attempt or replica id.
+Labels are bounded: revisions that run here, states of a worker, finish reasons, reasons of errors. No id of a request,
+attempt or replica.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from headrace.control.worker_lifecycle import WorkerState
@@ -36,13 +37,19 @@ class SchedulerCollector(Collector):
     def _attempts(self) -> Iterable[Any]:
         ledger, counts = self._relay.ledger, self._relay.counts
         ended = CounterMetricFamily(
-            f"{_PREFIX}attempts_ended", "Attempts that ended, by finish reason.", labels=["finish_reason"]
+            f"{_PREFIX}attempts_ended",
+            "Attempts that ended, by finish reason and by the reason of the error (NONE: no error).",
+            labels=["finish_reason", "reason"],
         )
-        for name, value in tuple(counts.outcomes.items()):
-            ended.add_metric([name], value)
+        for names, value in tuple(counts.outcomes.items()):
+            ended.add_metric(names, value)
         yield ended
         books = tuple(ledger.workers.values())
-        for name, text in (("active", "Attempts that hold a slot."), ("waiting", "Attempts that wait for a slot.")):
+        for name, text in (
+            ("active", "Attempts that hold a slot."),
+            ("waiting", "Attempts that wait for a slot."),
+            ("preempted", "Attempts whose slot and KV the engine took back for a while."),
+        ):
             gauge = GaugeMetricFamily(f"{_PREFIX}attempts_{name}", text, labels=["revision"])
             totals: Counter[str] = Counter()
             for book in books:
@@ -50,8 +57,30 @@ class SchedulerCollector(Collector):
             for revision, value in totals.items():
                 gauge.add_metric([revision], value)
             yield gauge
-        yield _counter("attempts_repeated", "Dispatches dropped as repetitions.", ledger.counts.duplicates)
-        yield _counter("late_messages", "Messages about attempts that were over, dropped.", ledger.counts.late)
+        yield from self._cancels()
+        yield from self._dropped()
+
+    def _cancels(self) -> Iterable[Any]:
+        counts, kept = self._relay.ledger.counts, self._relay.counts
+        yield _counter("cancels", "Attempts that were told to end.", counts.cancels_asked)
+        yield _counter("cancels_confirmed", "Of them, those whose end the engine confirmed.", counts.cancels_confirmed)
+        yield HistogramMetricFamily(
+            f"{_PREFIX}cancel_to_confirmed_seconds",
+            "From the moment that an attempt was told to end to the engine's confirmation that slot and KV are free.",
+            buckets=kept.cancel_to_confirmed.buckets(),
+            sum_value=kept.cancel_to_confirmed.sum_s,
+        )
+        yield _counter("engines_hung", "Engines given up because they did not confirm a cancel.", kept.hung)
+        yield _counter("preemptions", "Times that an engine took slot and KV back from an attempt.", counts.preemptions)
+        yield _counter("resumptions", "Times that it gave them again.", counts.resumptions)
+
+    def _dropped(self) -> Iterable[Any]:
+        counts = self._relay.ledger.counts
+        yield _counter("attempts_repeated", "Dispatches dropped as repetitions.", counts.duplicates)
+        yield _counter("cancels_repeated", "Cancels dropped as repetitions.", counts.duplicate_cancels)
+        yield _counter("stale_credits", "Credits dropped: not higher than the last one.", counts.stale_credits)
+        yield _counter("stale_incarnation", "Messages of a run of an engine that is over.", counts.stale_incarnation)
+        yield _counter("late_messages", "Messages about attempts that were over, dropped.", counts.late)
 
     def _traffic(self) -> Iterable[Any]:
         counts = self._relay.counts

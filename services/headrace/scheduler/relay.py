@@ -17,16 +17,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
-from headrace.control.attempts import Attempt, AttemptLedger, Cause, DuplicateAttempt, WorkerBook
+from headrace.control.attempt_book import Attempt, Cause, WorkerBook
+from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, InvalidRequest, Violation
 from headrace.engine.contract import StepBatch
 from headrace.scheduler import codec
 from headrace.scheduler.columns import split_by_owner
+from headrace.scheduler.durations import Durations
 from headrace.scheduler.session import Session
 from headrace.triton.engine_client import EngineClient
 
 OVERDUE_S = 2.0
-"""The engine enforces deadlines; one that is this much past is cancelled from here."""
+"""The engine enforces deadlines and limits; an attempt that is this much past one is cancelled from here."""
+CANCEL_CONFIRM_S = 10.0
+"""Time that an engine gets to confirm a cancel. It takes one between two steps, and a step that lasts longer than the
+silence that counts as death (3 s) is the end of it anyway; so this is three times what a living engine can need."""
 
 
 @dataclass(slots=True)
@@ -41,12 +46,15 @@ class RelayCounts:
     wakeups: int = 0
     dropped_tokens: int = 0
     """Output that had no owner any more."""
-    outcomes: dict[str, int] = field(default_factory=dict)
-    """Ended attempts by finish reason."""
+    hung: int = 0
+    """Engines given up because they did not confirm a cancel."""
+    outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Ended attempts by finish reason and by the reason of the error, "NONE" where there is none."""
+    cancel_to_confirmed: Durations = field(default_factory=Durations)
 
     def ended(self, message: pb.Ended) -> None:
         """Count an end."""
-        name = codec.finish_name(message.reason)
+        name = codec.finish_name(message.reason), codec.reason_name(message)
         self.outcomes[name] = self.outcomes.get(name, 0) + 1
 
 
@@ -76,25 +84,27 @@ class Relay:
             return
         self.counts.frames_out += session.writes
         self.counts.wakeups += session.wakeups
-        for replica, tokens in self.ledger.close_session(session.number).items():
+        for replica, tokens in self.ledger.close_session(session.number, time.monotonic()).items():
             self._engines[replica].cancel(tokens)
 
     def take(self, session: Session, frame: pb.AttachRequest) -> None:
         """Act on one frame of a Router. Dispatches first: a credit or cancel may follow its own dispatch."""
         self.counts.frames_in += 1
+        now = time.monotonic()  # of its arrival: what acting on it takes is the attempts' own time
         for dispatch in frame.dispatches:
-            self._dispatch(session, dispatch)
+            self._dispatch(session, dispatch, now)
         for credit in frame.credits:
-            attempt = self.ledger.owns(credit.attempt, session.number)
+            limit = min(credit.limit, codec.CREDIT_MAX)
+            attempt = self.ledger.credit(credit.attempt, session.number, limit)
             if attempt is not None:
-                self._engines[attempt.replica].credit(credit.attempt, min(credit.limit, codec.CREDIT_MAX))
+                self._engines[attempt.replica].credit(attempt.token, limit)
         for cancel in frame.cancels:
             cause = codec.cause_of(cancel.cause)
-            attempt = self.ledger.cancel(cancel.attempt, session.number, cause)
+            attempt = self.ledger.cancel(cancel.attempt, session.number, cause, now)
             if attempt is not None:
                 self._cancel(attempt.replica, [attempt.token], cause)
 
-    def _dispatch(self, session: Session, message: pb.Dispatch) -> None:
+    def _dispatch(self, session: Session, message: pb.Dispatch, now: float) -> None:
         book = self.ledger.workers.get(message.replica)
         try:
             if not 0 < message.attempt <= codec.SEQ_MAX:
@@ -103,13 +113,13 @@ class Relay:
             wanted = codec.dispatched(
                 message, session=session.number, context_tokens=book.context_tokens if book else 0
             )
-            self.ledger.dispatch(wanted, time.monotonic())
+            attempt = self.ledger.dispatch(wanted, now)
         except DuplicateAttempt:
             return
         except Failure as failure:
-            self._put_ended(session, codec.ended_by_refusal(message.attempt, failure))
+            self._put_ended(session, codec.ended_by_refusal(message.attempt, message.record_version, failure))
             return
-        self._engines[message.replica].generate(request, tokens, input_bytes=wanted.input_bytes)
+        self._engines[message.replica].generate(request, tokens, input_bytes=attempt.input_bytes, budget=attempt.budget)
 
     # Engines
 
@@ -136,37 +146,45 @@ class Relay:
 
     def cut_engine(self, replica: str) -> None:
         """The grace of a drain is over: ask the engine to end what still runs there."""
-        self._cancel(replica, self.ledger.cancel_worker(replica, Cause.DRAINED), Cause.DRAINED)
+        self._cancel(replica, self.ledger.cancel_worker(replica, Cause.DRAINED, time.monotonic()), Cause.DRAINED)
 
-    def on_batch(self, replica: str, batch: StepBatch) -> None:
+    def on_batch(self, replica: str, incarnation: int, batch: StepBatch) -> None:
         """Carry one response of an engine to the sessions that own what is in it."""
         counts = self.counts
         counts.messages += 1
         counts.steps += batch.steps
+        book = self.ledger.current(replica, incarnation)
+        if book is None:
+            self._drop(batch)
+            return
         closing: list[Mapping[str, Any]] | None = None
         if batch.events:
-            closing = self._take_events(batch.events)
+            closing = self._take_events(incarnation, batch.events)
         if batch.seqs:
             counts.tokens += len(batch.token_ids)
-            self._forward(replica, batch)
+            self._forward(book, batch)
         if closing:
             for event in closing:
-                self._finish(event)
+                self._finish(incarnation, event)
 
-    def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
+    def on_refused(self, incarnation: int, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
         """An engine refused sequences before it began with them."""
         failure = codec.engine_failure(error)
         for seq in seqs:
-            attempt = self.ledger.finish(seq)
+            attempt = self.ledger.finish(seq, incarnation)
             if attempt is not None:
-                self._tell_end(attempt, codec.ended_by_refusal(seq, failure))
+                self._confirm(attempt, time.monotonic())
+                self._tell_end(attempt, codec.ended_by_refusal(seq, attempt.record_version, failure))
 
-    def _forward(self, replica: str, batch: StepBatch) -> None:
+    def _drop(self, batch: StepBatch) -> None:
+        """Count what a run of an engine says that does not serve (any more); signs of life are no news of anybody."""
+        self.counts.tokens += len(batch.token_ids)
+        self.counts.dropped_tokens += len(batch.token_ids)
+        if batch.seqs or any("seq" in event for event in batch.events):
+            self.ledger.counts.stale_incarnation += 1
+
+    def _forward(self, book: WorkerBook, batch: StepBatch) -> None:
         ledger = self.ledger
-        book = ledger.workers.get(replica)
-        if book is None:
-            self.counts.dropped_tokens += len(batch.token_ids)
-            return
         if len(book.sessions) == 1 and book.attempts.keys() >= set(batch.seqs):
             # The usual case: one Router, nothing foreign. The columns pass through untouched.
             (number,) = book.sessions
@@ -177,7 +195,7 @@ class Relay:
             ledger.outputs.update(batch.seqs)
             session.put_output(batch)
             return
-        for number, part in split_by_owner(batch, ledger.session_of).items():
+        for number, part in split_by_owner(batch, book.session_of).items():
             session = self.sessions.get(number)
             if session is None:
                 self.counts.dropped_tokens += len(part.token_ids)
@@ -185,29 +203,44 @@ class Relay:
                 ledger.outputs.update(part.seqs)
                 session.put_output(part)
 
-    def _take_events(self, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Tell of admissions now; return what is to be told after the columns."""
+    def _take_events(self, incarnation: int, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Keep the books and tell of admissions now; return what is to be told after the columns.
+
+        The books do not depend on the columns, so what is kept in them is taken in the order of the events.
+        """
         closing = []
-        now = time.monotonic()
+        ledger, now = self.ledger, time.monotonic()
         for event in events:
             kind = event.get("type")
             if kind == "admitted":
-                attempt = self.ledger.admit(event["seq"], event.get("prompt_tokens", 0), now)
+                attempt = ledger.admit(event["seq"], incarnation, event.get("prompt_tokens", 0), now)
                 session = self.sessions.get(attempt.session) if attempt is not None else None
-                if session is not None:
-                    session.put_admitted(codec.admitted_message(event))
+                if attempt is not None and session is not None:
+                    session.put_admitted(codec.admitted_message(event, attempt))
+            elif kind == "preempted":
+                ledger.preempt(event["seq"], incarnation, event.get("preemptions", 0))
+            elif kind == "resumed":
+                ledger.resume(event["seq"], incarnation, event.get("preemptions", 0))
             elif kind in ("finished", "refused"):
                 closing.append(event)
         return closing
 
-    def _finish(self, event: Mapping[str, Any]) -> None:
+    def _finish(self, incarnation: int, event: Mapping[str, Any]) -> None:
         seq = event["seq"]
         if event["type"] == "refused":
-            self.on_refused((seq,), event.get("error") or {})
+            self.on_refused(incarnation, (seq,), event.get("error") or {})
             return
-        attempt = self.ledger.finish(seq)
+        attempt = self.ledger.finish(seq, incarnation)
         if attempt is not None:
-            self._tell_end(attempt, codec.ended_by_engine(event, attempt))
+            now = time.monotonic()
+            self._confirm(attempt, now)
+            is_local = self._engines[attempt.replica].is_local
+            self._tell_end(attempt, codec.ended_by_engine(event, attempt, confirmed_at=now, is_local=is_local))
+
+    def _confirm(self, attempt: Attempt, now: float) -> None:
+        """The engine has let go of an attempt; measure how long a cancel of it took."""
+        if attempt.cancel_asked_at is not None:
+            self.counts.cancel_to_confirmed.observe(now - attempt.cancel_asked_at)
 
     def _tell_end(self, attempt: Attempt, message: pb.Ended) -> None:
         if self._ends and attempt.replica in self._ends:
@@ -249,10 +282,14 @@ class Relay:
             session.ask_load()
 
     def tick(self, now: float) -> None:
-        """Once a second: loads, so that their age is known, and attempts that outlived their deadline."""
+        """Once a second: loads, so that their age is known; attempts that outlived a limit; engines that hang."""
         self.ask_loads()
-        for attempt in self.ledger.overdue(now - OVERDUE_S):
-            self._cancel(attempt.replica, [attempt.token], Cause.DEADLINE_EXCEEDED)
+        for attempt in self.ledger.overdue(now, OVERDUE_S):
+            assert attempt.cause is not None
+            self._cancel(attempt.replica, [attempt.token], attempt.cause)
+        for replica in self.ledger.unconfirmed(now - CANCEL_CONFIRM_S):
+            self.counts.hung += 1
+            self._engines[replica].condemn(f"the engine did not confirm a cancel within {CANCEL_CONFIRM_S:g} s")
 
     def totals(self) -> tuple[int, int]:
         """Frames written and wake-ups of all sessions, those that are over included."""

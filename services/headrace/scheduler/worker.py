@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.adapters.route_codec import replica_to_proto
-from headrace.control.attempts import WorkerBook
+from headrace.control.attempt_book import WorkerBook
 from headrace.control.resources import Artifact, FailureDomain, Replica, Revision
 from headrace.control.worker_lifecycle import WorkerEffect, WorkerEvent, WorkerLifecycle, WorkerState
 from headrace.runtime.tasks import cancel_and_wait
@@ -246,6 +246,7 @@ class Worker:
             slots=int(self.hello.get("slots") or 1),
             kv_cells=int(self.hello.get("kv_cells") or 0),
             context_tokens=int(self.hello.get("context_tokens") or 0),
+            incarnation=self._run.incarnation,
         )
         self._relay.open_engine(book, self._run.client)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,17 +24,16 @@ from typing import Any, Protocol
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from headrace.control.deadlines import Budget
 from headrace.engine.contract import Reply, StepBatch, WireError, decode_response, encode_op
 from headrace.rpc.channels import KEEPALIVE
+from headrace.triton.outbox import Operation, Outbox
 from headrace.triton.wire import MODEL, classify_error, infer_request
 
 SILENCE_MAX_S = 3.0
 RECEIPT_MAX_S = 5.0
 OPERATIONS_OUT_MAX = 8
 """Operations without a receipt; more wait and are merged meanwhile."""
-GENERATES_PER_OPERATION = 64
-GENERATE_BYTES_MAX = 4 * 1024 * 1024
-"""Input after which no further REQUEST joins an operation; one alone may be larger."""
 _WATCH_S = 0.5
 
 _OPTIONS: list[tuple[str, int | str]] = [
@@ -61,7 +60,7 @@ class EngineSink(Protocol):
         """One response of the event stream."""
 
     def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
-        """A whole `generate` was refused; `error` is an ERROR of the contract."""
+        """Sequences were refused before the engine began; `error` is an ERROR of the contract."""
 
 
 @dataclass(slots=True)
@@ -71,15 +70,6 @@ class _Receipt:
     answered: asyncio.Future[dict[str, Any]] | None
     due_at: float
     seqs: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Generate:
-    """A REQUEST that waits to be sent."""
-
-    request: Mapping[str, Any]
-    tokens: Sequence[int]
-    input_bytes: int
 
 
 class EngineClient:
@@ -100,13 +90,17 @@ class EngineClient:
         self._events: Any = None
         self._operations: Any = None
         self._ids = itertools.count(1)
-        self._generates: deque[_Generate] = deque()
-        self._credits: dict[int, int] = {}
-        self._cancels: dict[str, list[int]] = {}
-        self._calls: list[tuple[str, asyncio.Future[dict[str, Any]]]] = []
+        self._outbox = Outbox(sink.on_refused)
         self._receipts: dict[str, _Receipt] = {}
         self._work = asyncio.Event()
         self._heard = False
+        self._condemned = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the engine runs on this host, so that its monotonic clock is ours."""
+        host = self.target.rpartition(":")[0].strip("[]")
+        return host in ("localhost", "::1") or host.startswith("127.") or self.target.startswith("unix:")
 
     async def wait_loaded(self) -> None:
         """Return once Triton says that the model is ready. Waits for ever: the caller holds the deadline."""
@@ -135,6 +129,8 @@ class EngineClient:
             raise EngineLost(_call_ended("event", error)) from None
         if batch is None or not batch.events or batch.events[0].get("type") != "hello":
             raise EngineLost("the engine's first event is not a hello")
+        if batch.number != 1:
+            raise EngineLost(f"the event stream has a gap: it begins with message {batch.number}")
         hello = batch.events[0]
         if hello.get("contract") != "headrace.engine.v1" or not isinstance(hello.get("engine"), dict):
             raise EngineLost("the engine speaks another contract than headrace.engine.v1")
@@ -170,21 +166,39 @@ class EngineClient:
 
     # Operations. None of them waits; their outcome is told by events.
 
-    def generate(self, request: Mapping[str, Any], tokens: Sequence[int] = (), *, input_bytes: int = 0) -> None:
-        """Submit one REQUEST; `tokens` are its prompt's ids when it says `prompt_tokens`."""
-        self._generates.append(_Generate(request, tokens, input_bytes))
+    def generate(
+        self,
+        request: Mapping[str, Any],
+        tokens: Sequence[int] = (),
+        *,
+        input_bytes: int = 0,
+        budget: Budget | None = None,
+    ) -> None:
+        """Submit one REQUEST.
+
+        Args:
+            request: without `deadline_ms` and `queue_ms` where there is a budget: they are what is left of it when the
+                operation is written. One whose time is gone by then is refused from here.
+            tokens: its prompt's ids when it says `prompt_tokens`.
+            input_bytes: size of its input, so that operations stay small.
+            budget: its limits; None leaves the request as it is.
+        """
+        self._outbox.generate(request, tokens, input_bytes, budget)
         self._work.set()
 
     def credit(self, seq: int, limit: int) -> None:
         """Raise the limit of a sequence."""
-        if limit > self._credits.get(seq, -1):
-            self._credits[seq] = limit
+        if self._outbox.credit(seq, limit):
             self._work.set()
 
     def cancel(self, seqs: Sequence[int], reason: str = "cancelled") -> None:
         """End sequences between two steps; their `finished` event confirms it."""
-        self._cancels.setdefault(reason, []).extend(seqs)
+        self._outbox.cancel(seqs, reason)
         self._work.set()
+
+    def condemn(self, why: str) -> None:
+        """Let `run` end with EngineLost within a moment: `why` is a sentence about an engine that is up and useless."""
+        self._condemned = why
 
     async def ping(self, timeout_s: float = RECEIPT_MAX_S) -> Mapping[str, Any]:
         """Ask the engine's loop for its statistics; `run` must be running.
@@ -193,7 +207,7 @@ class EngineClient:
             EngineLost: no answer in time.
         """
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls.append(("ping", answered))
+        self._outbox.calls.append(("ping", answered))
         self._work.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -230,8 +244,11 @@ class EngineClient:
                 if batch.number != number:
                     raise EngineLost(f"the event stream has a gap: message {batch.number} came instead of {number}")
                 for event in batch.events:
-                    if event.get("type") == "alive":
+                    kind = event.get("type")
+                    if kind == "alive":
                         self.stats = event.get("stats", self.stats)
+                    elif kind in ("finished", "refused"):
+                        self._outbox.forget(event.get("seq", 0))
                 sink.on_batch(batch)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             raise _lost_or_cancelled("event", error) from None
@@ -274,55 +291,18 @@ class EngineClient:
                 await self._work.wait()
                 self._work.clear()
                 while len(self._receipts) < OPERATIONS_OUT_MAX:
-                    operation = self._next_operation()
+                    operation = self._outbox.next(time.monotonic())
                     if operation is None:
                         break
-                    await self._operations.write(operation)
+                    await self._operations.write(self._encode(operation))
         except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             raise _lost_or_cancelled("operation", error) from None
 
-    def _next_operation(self) -> Any:
-        """Take what waits longest in effect: sequences before their credits and cancels."""
-        if self._generates:
-            return self._next_generate()
-        if self._credits:
-            limits, self._credits = self._credits, {}
-            return self._encode("credit", {"limits": list(limits.items())})
-        if self._cancels:
-            reason, seqs_to_end = self._cancels.popitem()
-            return self._encode("cancel", {"seqs": seqs_to_end, "reason": reason})
-        if self._calls:
-            op, answered = self._calls.pop(0)
-            return self._encode(op, None, answered=answered)
-        return None
-
-    def _next_generate(self) -> Any:
-        batch: list[_Generate] = []
-        size = 0
-        while self._generates and len(batch) < GENERATES_PER_OPERATION:
-            size += self._generates[0].input_bytes
-            if batch and size > GENERATE_BYTES_MAX:
-                break
-            batch.append(self._generates.popleft())
-        tokens = [token for generate in batch for token in generate.tokens]
-        requests = [generate.request for generate in batch]
-        return self._encode(
-            "generate", {"requests": requests}, tokens, seqs=tuple(int(request["seq"]) for request in requests)
-        )
-
-    def _encode(
-        self,
-        op: str,
-        document: Mapping[str, Any] | None,
-        tokens: Sequence[int] = (),
-        *,
-        seqs: tuple[int, ...] = (),
-        answered: asyncio.Future[dict[str, Any]] | None = None,
-    ) -> Any:
-        name = f"{op}-{next(self._ids)}"
+    def _encode(self, operation: Operation) -> Any:
+        name = f"{operation.op}-{next(self._ids)}"
         due_at = asyncio.get_running_loop().time() + RECEIPT_MAX_S
-        self._receipts[name] = _Receipt(answered, due_at, seqs)
-        return infer_request(name, encode_op(op, document, tokens))
+        self._receipts[name] = _Receipt(operation.answered, due_at, operation.seqs)
+        return infer_request(name, encode_op(operation.op, operation.document, operation.tokens))
 
     # Liveness
 
@@ -337,6 +317,8 @@ class EngineClient:
             await asyncio.sleep(_WATCH_S)
             silent = 0 if self._heard else silent + 1
             self._heard = False
+            if self._condemned:
+                raise EngineLost(self._condemned)
             if silent * _WATCH_S >= SILENCE_MAX_S:
                 raise EngineLost(f"the engine was silent for {SILENCE_MAX_S:g} s")
             oldest = next(iter(self._receipts.values()), None)  # entered in the order of their due times
@@ -346,7 +328,7 @@ class EngineClient:
                 raise EngineLost(f"the engine did not take an operation within {RECEIPT_MAX_S:g} s")
 
     def _abandon(self) -> None:
-        waiting = [answered for _, answered in self._calls]
+        waiting = [answered for _, answered in self._outbox.calls]
         waiting += [receipt.answered for receipt in self._receipts.values() if receipt.answered is not None]
         for answered in waiting:
             if not answered.done():

@@ -1,0 +1,179 @@
+"""What the Scheduler's ledger keeps: of one attempt, of one run of a worker's engine, and of what it dropped.
+
+The ledger itself, with every rule, is headrace.control.attempts. Sans-io.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.control.deadlines import Budget
+from headrace.control.errors import Reason
+
+WAITING_MIN = 16
+WAITING_PER_SLOT = 2
+
+
+class Cause(enum.Enum):
+    """Why an attempt was told to end before the engine ended it."""
+
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    QUEUE_TIMEOUT = "queue_timeout"
+    EXECUTION_TIMEOUT = "execution_timeout"
+    SLOW_CONSUMER = "slow_consumer"
+    DRAINED = "drained"
+
+
+CAUSE_OF_LIMIT: Mapping[Reason, Cause] = {
+    Reason.DEADLINE_EXCEEDED: Cause.DEADLINE_EXCEEDED,
+    Reason.QUEUE_TIMEOUT: Cause.QUEUE_TIMEOUT,
+    Reason.EXECUTION_TIMEOUT: Cause.EXECUTION_TIMEOUT,
+}
+"""The cause that goes with a limit of headrace.control.deadlines."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt that has not ended."""
+
+    token: int
+    session: int
+    """Number of the Router session that owns it; 0 once that session is gone."""
+    replica: str
+    incarnation: int
+    """The run of the engine that it was given to; what another run says of it does not count."""
+    record_version: int
+    """Version of the Router's record when it made the attempt; echoed."""
+    input_bytes: int
+    budget: Budget
+    """Its limits, counted from its arrival here."""
+    max_tokens: int
+    """Tokens it may generate; with the prompt, the KV cells that the engine reserves."""
+    credit_limit: int
+    """Tokens it may generate until more is granted."""
+    admitted_at: float | None = None
+    """Monotonic seconds, like every time here."""
+    kv_cells: int = 0
+    """KV cells that it holds, or needs again while it is preempted."""
+    preempted_last: int = 0
+    """Number of the newest preemption that was told; the first one is 1."""
+    resumed_last: int = 0
+    """Number of the newest preemption whose end was told, which may be before its beginning is."""
+    cause: Cause | None = None
+    cancel_asked_at: float | None = None
+    """When it was first told to end; set together with `cause`."""
+    is_unconfirmed: bool = False
+    """Whether its cancel was found without an answer once already."""
+
+    @property
+    def received_at(self) -> float:
+        """When its dispatch arrived."""
+        return self.budget.received_at
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the engine took slot and KV back for a while."""
+        return self.preempted_last > self.resumed_last
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it holds a slot and its KV."""
+        return self.admitted_at is not None and not self.is_preempted
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What the ledger needs to know of a dispatch."""
+
+    token: int
+    session: int
+    replica: str
+    revision: str
+    epoch: int
+    input_bytes: int
+    max_tokens: int
+    remaining_s: float | None = None
+    """Time left for the whole request; None: no deadline."""
+    queue_s: float | None = None
+    """Longest wait for a slot from now on; None: no limit."""
+    execution_s: float | None = None
+    """Longest run from the engine's admission on; None: no limit."""
+    credit_limit: int = 0
+    record_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy one worker is."""
+
+    active: int
+    waiting: int
+    """Attempts without a slot, those included that were preempted and need one again."""
+    slots: int
+    kv_cells_reserved: int
+    kv_cells: int
+
+
+def waiting_max(slots: int) -> int:
+    """Attempts that may wait for a worker with so many slots."""
+    return max(WAITING_MIN, WAITING_PER_SLOT * slots)
+
+
+@dataclass(slots=True)
+class WorkerBook:
+    """What the ledger keeps of one run of a worker's engine."""
+
+    replica: str
+    revision: str
+    epochs: tuple[int, ...]
+    """Fencing tokens under which this run of the engine is known: one, or two after a lost lease."""
+    slots: int
+    kv_cells: int
+    context_tokens: int
+    incarnation: int = 0
+    """Number of this run; differs for each run of any worker of this process."""
+    draining: bool = False
+    waiting: int = 0
+    """Attempts that the engine has not begun with."""
+    active: int = 0
+    """Attempts that hold a slot."""
+    preempted: int = 0
+    """Attempts whose slot and KV the engine took back for a while."""
+    kv_cells_reserved: int = 0
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    sessions: dict[int, int] = field(default_factory=dict)
+    """Attempts here of each session."""
+
+    @property
+    def waiting_max(self) -> int:
+        """Attempts that may wait for a slot."""
+        return waiting_max(self.slots)
+
+    def session_of(self, token: int) -> int:
+        """The session that an attempt's output goes to; 0: nobody. The hot path's only question."""
+        attempt = self.attempts.get(token)
+        return 0 if attempt is None else attempt.session
+
+
+@dataclass(slots=True)
+class AttemptCounts:
+    """Things that are counted; all but the last four are dropped and have no other effect."""
+
+    duplicates: int = 0
+    """Dispatches that repeat a token."""
+    duplicate_cancels: int = 0
+    """Cancels of attempts that were told to end before; the first cause stands."""
+    late: int = 0
+    """Engine events, credits and cancels of attempts that are over or were never known."""
+    stale_incarnation: int = 0
+    """What another run of an engine said than the one that the attempt was given to."""
+    stale_credits: int = 0
+    """Credits that are not higher than the one before."""
+    preemptions: int = 0
+    resumptions: int = 0
+    cancels_asked: int = 0
+    cancels_confirmed: int = 0
+    """Of them, those whose end the engine confirmed; the others went with their worker."""
