@@ -1,81 +1,21 @@
 """A server over real gRPC: how handlers end, what is refused before them, health, reflection, start and stop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rpc.harness import EVENT, INFERENCE, Running, Writing, Yielding
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.registry.v1.registry_service_pb2 import DESCRIPTOR as REGISTRY
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
-from headrace.rpc import status
 from headrace.rpc.channels import internal_channel
 from headrace.rpc.server import Server
 from headrace.runtime.settings import SettingsError
 from support.scripted import until
-
-INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"]
-EVENT = pb.GenerateEvent(sequence=1)
-Handler = Callable[[Any, Any], Awaitable[None]]
-
-
-class Serving:
-    """Has the other methods of the service, which nobody calls here."""
-
-    async def GenerateInteractive(self, request: Any, context: Any) -> None:
-        raise NotImplementedError
-
-    ResumeGenerate = GetRequest = CancelRequest = GenerateInteractive
-
-
-class Writing(Serving):
-    """Serves Generate as a coroutine that writes."""
-
-    def __init__(self, body: Handler) -> None:
-        self.body = body
-
-    async def Generate(self, request: Any, context: Any) -> None:
-        await self.body(request, context)
-
-
-class Yielding(Writing):
-    """Serves Generate as a generator."""
-
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-        await self.body(request, context)
-        yield EVENT
-
-
-class Running:
-    """A server of one handler, and a channel to it."""
-
-    def __init__(self, handler: object, **options: Any) -> None:
-        self.outcomes: list[tuple[str, str]] = []
-        self.server = Server("127.0.0.1:0", observe=lambda *outcome: self.outcomes.append(outcome), **options)
-        self.server.add(INFERENCE, handler, request_bytes_max=1000)
-
-    async def __aenter__(self) -> "Running":
-        await self.server.start()
-        self.channel = internal_channel(self.server.endpoint)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.channel.close()
-        await self.server.stop(0)
-
-    def call(self, data: bytes = b"", timeout_s: float = 10) -> Any:
-        method = self.channel.unary_stream(f"/{INFERENCE.full_name}/Generate", lambda b: b, pb.GenerateEvent.FromString)
-        return method(data, timeout=timeout_s)
-
-    async def failure(self, data: bytes = b"", timeout_s: float = 10) -> tuple[grpc.StatusCode, Failure | None, Any]:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in self.call(data, timeout_s):
-                pass
-        return caught.value.code(), status.from_rpc_error(caught.value), caught.value
 
 
 @pytest.mark.parametrize("kind", [Writing, Yielding])
@@ -117,40 +57,6 @@ async def test_a_good_call_is_ok(kind: type[Writing]) -> None:
     async with Running(kind(body)) as running:
         assert [event async for event in running.call()] == [EVENT]
         await until(lambda: running.outcomes == [("Generate", "OK")], "observed")
-
-
-async def waits(request: Any, context: Any) -> None:
-    await asyncio.sleep(60)
-
-
-async def writes(request: Any, context: Any) -> None:
-    while True:
-        await context.write(pb.GenerateEvent(delta=pb.Delta(text="x" * 1000)))
-
-
-class YieldsForever(Serving):
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        while True:
-            yield pb.GenerateEvent(delta=pb.Delta(text="x" * 1000))
-
-
-@pytest.mark.parametrize(
-    "handler", [Writing(waits), Writing(writes), YieldsForever()], ids=["in sleep", "in write", "in yield"]
-)
-async def test_a_client_that_leaves_is_a_cancelled_call_wherever_the_handler_was(handler: Any) -> None:
-    async with Running(handler) as running:
-        call = running.call()
-        await asyncio.sleep(0.2)
-        call.cancel()
-        await until(lambda: bool(running.outcomes), "the handler ends")
-        assert running.outcomes == [("Generate", "CLIENT_CANCELLED")]
-
-
-async def test_a_deadline_ends_the_handler() -> None:
-    async with Running(Writing(waits)) as running:
-        code, failure, _ = await running.failure(timeout_s=0.3)
-        assert (code, failure) == (grpc.StatusCode.DEADLINE_EXCEEDED, None)
-        await until(lambda: bool(running.outcomes), "the handler ends")
 
 
 async def never(request: Any, context: Any) -> None:
