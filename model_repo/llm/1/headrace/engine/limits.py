@@ -7,6 +7,7 @@ throughout and is told where another one has passed, too.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from headrace.engine.request import DEADLINE_EXCEEDED, QUEUE_TIMEOUT, RefusalError
 from headrace.engine.sequence import Sequence
@@ -30,7 +31,27 @@ def passed(sequence: Sequence, now_ns: int) -> Limit | None:
     return Limit.EXECUTION if 0 < _execution_end_ns(sequence) <= now_ns else None
 
 
-def next_ns(sequence: Sequence) -> int:
+class LimitWatch:
+    """When somebody has to be looked at: never too late, at most once in vain."""
+
+    def __init__(self) -> None:
+        self.next_ns = 0
+        """0: nobody has a limit."""
+
+    def watch(self, sequence: Sequence) -> None:
+        """It is new, or a limit of it has begun to count."""
+        at = _next_ns(sequence)
+        if at and (not self.next_ns or at < self.next_ns):
+            self.next_ns = at
+
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Only these are left."""
+        self.next_ns = 0
+        for sequence in sequences:
+            self.watch(sequence)
+
+
+def _next_ns(sequence: Sequence) -> int:
     """When the first of its limits passes; 0 when it has none."""
     request = sequence.request
     own = _execution_end_ns(sequence) if sequence.is_begun else request.queue_until_ns

@@ -7,14 +7,14 @@ except through the arguments, so tests turn it by hand.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace.engine.admission import AdmissionQueue
 from headrace.engine.backend import Backend, Detail, Prefill
 from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed
 from headrace.engine.lanes import Lanes
-from headrace.engine.limits import next_ns, passed, refusal
+from headrace.engine.limits import LimitWatch, passed, refusal
 from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Owner, Sink
 from headrace.engine.pieces import PieceTable
@@ -59,14 +59,12 @@ class EngineLoop:
         self._lanes = Lanes(backend, slots=slots, cells=kv_cells, lanes=lanes)
         self._pieces = PieceTable(backend.piece, backend.facts.end_tokens)
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()  # in the order of acceptance
+        self._queue = AdmissionQueue()
+        self._limits = LimitWatch()
         self._accepted = 0
         self._preempted: set[int] = set()
         self._running = Running()
         self._streams = Streams()
-        self._is_blocked = False  # the head of the queue did not fit, and nothing was given back since
-        self._next_relief_ns = 0  # while blocked: when somebody will have been paused for long enough
-        self._next_limit_ns = 0
         self._next_alive_ns = 0
         self._steps = self._generated = self._prompted = self._cached = self._preemptions = self._reprefilled = 0
         self.failure: str | None = None
@@ -77,24 +75,20 @@ class EngineLoop:
             self._take(operation)
         now = self._clock()
         self._end_lost_owners()
-        if self._next_limit_ns and now >= self._next_limit_ns:
+        if 0 < self._limits.next_ns <= now:
             self._expire(now)
-        if self._is_blocked and self._next_relief_ns and now >= self._next_relief_ns:
-            self._is_blocked = False
+        self._queue.reopen_at(now)
         self._admit(now)
         steps = self._step()
         self._flush(steps)
 
     def wait_s(self) -> float:
         """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
-        if self._running.has_step or (self._waiting and not self._is_blocked):
+        if self._running.has_step or self._queue.head is not None:
             return 0.001 if self._streams.is_congested else 0.0
         now = self._clock()
-        until = self._next_alive_ns
-        if self._next_limit_ns:
-            until = min(until, self._next_limit_ns)
-        if self._is_blocked and self._next_relief_ns:
-            until = min(until, self._next_relief_ns)
+        moments = (self._limits.next_ns, self._queue.relief_ns)
+        until = min([self._next_alive_ns, *(at for at in moments if at)])
         # Lost streams and superseded ones show within this time even when nothing else happens.
         longest = 0.05 if self._sequences else 1.0
         return min(max(until - now, 0) / SECOND_NS, longest)
@@ -105,7 +99,7 @@ class EngineLoop:
         is_ahead = self._run_ahead_tokens > 0
         return {
             "active": ledger.active,
-            "waiting": len(self._waiting),
+            "waiting": len(self._queue),
             "paused": len(self._running.paused),
             "preempted": len(self._preempted),
             "slots": ledger.slots,
@@ -175,8 +169,8 @@ class EngineLoop:
         self._accepted += 1
         is_full = self._slotless > self._max_waiting
         self._sequences[sequence.id] = sequence
-        self._waiting.append(sequence)
-        self._watch(sequence)
+        self._queue.put(sequence)
+        self._limits.watch(sequence)
         if not is_full:
             self._admit(now)
             is_full = self._slotless > self._max_waiting
@@ -213,11 +207,7 @@ class EngineLoop:
         """Back to its place: before everybody who was accepted later."""
         self._preempted.remove(sequence.id)
         sequence.phase = Phase.WAITING
-        before = 0
-        while before < len(self._waiting) and self._waiting[before].order < sequence.order:
-            before += 1
-        self._waiting.insert(before, sequence)
-        self._is_blocked = False
+        self._queue.put(sequence)
 
     def _end_lost_owners(self) -> None:
         for owner in self._streams.take_lost():
@@ -227,17 +217,10 @@ class EngineLoop:
         for sequence in [sequence for sequence in self._sequences.values() if sequence.owner is owner]:
             self._finish(sequence, "cancelled")
 
-    def _watch(self, sequence: Sequence) -> None:
-        at = next_ns(sequence)
-        if at and (not self._next_limit_ns or at < self._next_limit_ns):
-            self._next_limit_ns = at
-
     def _expire(self, now: int) -> None:
         for sequence in list(self._sequences.values()):
             self._end_if_overdue(sequence, now)
-        self._next_limit_ns = 0
-        for sequence in self._sequences.values():
-            self._watch(sequence)
+        self._limits.restart(self._sequences.values())
 
     def _end_if_overdue(self, sequence: Sequence, now: int) -> bool:
         limit = passed(sequence, now)
@@ -251,22 +234,20 @@ class EngineLoop:
 
     def _refuse(self, sequence: Sequence, error: RefusalError) -> None:
         del self._sequences[sequence.id]
-        self._waiting.remove(sequence)
+        self._queue.remove(sequence)
         sequence.phase = Phase.FINISHED
-        self._is_blocked = False
         sequence.owner.tell(refused(sequence.id, error))
 
     def _admit(self, now: int) -> None:
         """First come, first served: a big request at the head is never overtaken, so it cannot starve."""
-        while self._waiting and not self._is_blocked:
-            sequence = self._waiting[0]
+        while (sequence := self._queue.head) is not None:
             if self._end_if_overdue(sequence, now):
                 continue
             if self._lanes.give(sequence):
-                self._waiting.popleft()
+                self._queue.remove(sequence)
                 self._start(sequence, now)
-            elif not self._make_room(sequence, now):
-                self._is_blocked = True
+            else:
+                self._make_room(sequence, now)
 
     def _start(self, sequence: Sequence, now: int) -> None:
         cached = sequence.position
@@ -275,7 +256,7 @@ class EngineLoop:
             sequence.admitted_ns, sequence.cached = now, cached
             self._prompted += len(sequence.prefix)
             self._cached += cached
-            self._watch(sequence)
+            self._limits.watch(sequence)
             sequence.owner.tell(admitted(sequence))
         else:
             self._reprefilled += len(sequence.prefix) - cached
@@ -284,16 +265,16 @@ class EngineLoop:
         if cached >= sequence.prefill_end:
             self._pause(sequence, now)
 
-    def _make_room(self, head: Sequence, now: int) -> bool:
-        """Preempts paused sequences if that lets the head of the queue in; whether it did."""
+    def _make_room(self, head: Sequence, now: int) -> None:
+        """Preempts paused sequences if that lets the head of the queue in; otherwise the queue is blocked."""
         slots, cells = self._lanes.missing(head)
         paused = [Paused(one.id, one.cells, one.paused_ns) for one in self._running.paused.values()]
         ripe = now - self._preempt_after_ns
         chosen = choose(paused, slots=slots, cells=cells, ripe_ns=ripe)
-        self._next_relief_ns = next_look_ns(paused, ripe_ns=ripe, after_ns=self._preempt_after_ns)
         for seq in chosen:
             self._preempt(self._sequences[seq])
-        return bool(chosen)
+        if not chosen:
+            self._queue.block(next_look_ns(paused, ripe_ns=ripe, after_ns=self._preempt_after_ns))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Lane and batch are lost, the sequence is not."""
@@ -303,15 +284,12 @@ class EngineLoop:
         sequence.preemptions += 1
         self._preemptions += 1
         self._preempted.add(sequence.id)
-        self._is_blocked = False
+        self._queue.reopen()
         sequence.owner.tell(preempted(sequence))
 
     def _pause(self, sequence: Sequence, now: int) -> None:
         self._running.pause(sequence, now)
-        if self._is_blocked:
-            self._next_relief_ns = min(
-                self._next_relief_ns or now + self._preempt_after_ns, now + self._preempt_after_ns
-            )
+        self._queue.hear_of_relief(now + self._preempt_after_ns)
 
     def _step(self) -> int:
         plan = self._running.plan(self._prefill_chunk)
@@ -426,12 +404,12 @@ class EngineLoop:
         """
         sequence.stopped_ns = sequence.stopped_ns or self._clock()
         if sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
+            self._queue.remove(sequence)
         elif sequence.has_lane:
             self._running.remove(sequence)
             self._lanes.take_back(sequence, keep=keep, touch_backend=touch_backend)
+            self._queue.reopen()
         self._preempted.discard(sequence.id)
-        self._is_blocked = False
         if not sequence.joiner.is_empty:
             self._hand_out(sequence, sequence.joiner.flush())
         sequence.freed_ns = sequence.freed_ns or self._clock()
