@@ -1,7 +1,7 @@
 """The engine loop: one thread owns slots, lanes, sequences and streams, and turns operations into steps.
 
 Each turn: take what is in the inbox, look after owners and limits of time, admit (and preempt for it), run one step of
-the backend, hand its tokens out. Each kind of decision has a module of its own. No clock, thread or queue is read here
+the backend. Each kind of decision has a module of its own. No clock, thread or queue is read here
 except through the arguments, so tests turn it by hand.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.engine.admission import AdmissionQueue
-from headrace.engine.backend import Backend, Detail, Prefill
+from headrace.engine.backend import Backend
 from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed
 from headrace.engine.lanes import Lanes
 from headrace.engine.limits import LimitWatch, passed, refusal
 from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Owner, Sink
-from headrace.engine.pieces import PieceTable
 from headrace.engine.preemption import Paused, choose, next_look_ns
 from headrace.engine.request import ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
 from headrace.engine.running import Running
 from headrace.engine.sequence import Phase, Prepared, Sequence
+from headrace.engine.stepper import Stepper, hand_out
 from headrace.engine.streams import Streams
 from headrace.engine.text import Release
 
@@ -48,7 +48,6 @@ class EngineLoop:
         run_ahead_tokens: int,
         clock: Callable[[], int],
     ) -> None:
-        self._backend = backend
         self._identity = identity
         self._incarnation = incarnation
         self._max_waiting = max_waiting
@@ -57,16 +56,18 @@ class EngineLoop:
         self._run_ahead_tokens = run_ahead_tokens
         self._clock = clock
         self._lanes = Lanes(backend, slots=slots, cells=kv_cells, lanes=lanes)
-        self._pieces = PieceTable(backend.piece, backend.facts.end_tokens)
         self._sequences: dict[int, Sequence] = {}
         self._queue = AdmissionQueue()
         self._limits = LimitWatch()
         self._accepted = 0
         self._preempted: set[int] = set()
         self._running = Running()
+        self._stepper = Stepper(
+            backend, self._running, self._lanes, end=self._end, use_up=self._use_up, pause=self._pause, clock=clock
+        )
         self._streams = Streams()
         self._next_alive_ns = 0
-        self._steps = self._generated = self._prompted = self._cached = self._preemptions = self._reprefilled = 0
+        self._prompted = self._cached = self._preemptions = self._reprefilled = 0
         self.failure: str | None = None
 
     def turn(self, operations: list[Operation]) -> None:
@@ -79,8 +80,7 @@ class EngineLoop:
             self._expire(now)
         self._queue.reopen_at(now)
         self._admit(now)
-        steps = self._step()
-        self._flush(steps)
+        self._flush(0 if self._streams.is_congested else self._stepper.step(self._prefill_chunk))
 
     def wait_s(self) -> float:
         """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
@@ -107,8 +107,8 @@ class EngineLoop:
             "kv_reserved": ledger.reserved_cells,
             "kv_cached": ledger.retained_cells,
             "buffered_tokens": sum(one.buffered for one in self._sequences.values()) if is_ahead else 0,
-            "steps": self._steps,
-            "generated_tokens": self._generated,
+            "steps": self._stepper.steps,
+            "generated_tokens": self._stepper.generated,
             "prompt_tokens": self._prompted,
             "cached_tokens": self._cached,
             "preemptions": self._preemptions,
@@ -196,7 +196,7 @@ class EngineLoop:
 
     def _drain(self, sequence: Sequence) -> None:
         """There may be credit for what was generated ahead."""
-        self._hand_out(sequence, Release())
+        hand_out(sequence, Release())
         if sequence.phase is Phase.DRAINING and not sequence.buffered:
             self._bury(sequence)
         elif sequence.phase is Phase.PREEMPTED and sequence.may_resubmit:
@@ -291,92 +291,6 @@ class EngineLoop:
         self._running.pause(sequence, now)
         self._queue.hear_of_relief(now + self._preempt_after_ns)
 
-    def _step(self) -> int:
-        plan = self._running.plan(self._prefill_chunk)
-        decoding = self._running.decoding
-        if (not plan and not decoding) or self._streams.is_congested:
-            return 0
-        sampled = self._backend.step(self._running.lanes, [chunk for _, chunk in plan])
-        self._steps += 1
-        tokens, details = sampled.tokens, sampled.details
-        self._generated += len(tokens)
-        pieces = self._pieces
-        full: list[Sequence] = []
-        slow: list[tuple[Sequence, int, int]] = []
-        # The fast path: about half a microsecond a token. What it leaves out is in `_accept`.
-        for index, sequence in enumerate(decoding):
-            token = tokens[index]
-            piece = pieces[token]
-            if piece is None or not sequence.is_fast:
-                slow.append((sequence, token, index))
-                continue
-            sequence.ids.append(token)
-            sequence.generated = generated = sequence.generated + 1
-            owner = sequence.owner
-            owner.seqs.append(sequence.id)
-            owner.counts.append(1)
-            owner.ids.append(token)
-            owner.lengths.append(len(piece))
-            owner.texts.append(piece)
-            if generated >= sequence.limit:
-                full.append(sequence)
-        first = self._advance(plan, len(decoding))
-        for sequence, index in first:
-            slow.append((sequence, tokens[index], index))
-        for sequence, token, index in slow:
-            if not self._accept(sequence, token, details.get(index)) and sequence.generated >= sequence.limit:
-                full.append(sequence)
-        for sequence in full:
-            self._use_up(sequence)
-        return 1
-
-    def _advance(self, plan: list[tuple[Sequence, Prefill]], index: int) -> list[tuple[Sequence, int]]:
-        """Notes what was prefilled; returns the sequences that drew a token after it, with its index."""
-        first = []
-        now = self._clock() if plan else 0
-        for sequence, chunk in plan:
-            sequence.position += len(chunk.tokens)
-            self._lanes.grow(sequence)
-            if chunk.is_last:
-                sequence.first_token_ns = sequence.first_token_ns or now
-                self._running.decode(sequence)
-                first.append((sequence, index))
-                index += 1
-            elif sequence.position >= sequence.prefill_end:
-                self._pause(sequence, now)
-        return first
-
-    def _accept(self, sequence: Sequence, token: int, detail: Detail | None) -> bool:
-        """One token with everything that can come of it; whether it ended the sequence."""
-        request = sequence.request
-        sequence.generated += 1
-        sequence.ids.append(token)
-        stop: dict[str, Any] | None = None
-        if token in request.stop_token_ids:
-            stop = {"kind": "token", "value": token}
-        elif token in self._backend.facts.end_tokens and not request.ignore_eos:
-            stop = {"kind": "eos", "value": token}
-        if stop is not None:
-            sequence.withheld += 1
-            self._finish(sequence, "stop", stop=stop)
-            return True
-        release = sequence.joiner.push(token, self._backend.piece(token), detail)
-        sequence.withheld += release.dropped
-        self._hand_out(sequence, release)
-        if release.stop is not None:
-            self._finish(sequence, "stop", stop={"kind": "string", "value": release.stop})
-            return True
-        sequence.settle()
-        return False
-
-    def _hand_out(self, sequence: Sequence, release: Release) -> None:
-        """What may be shown goes out, as far as there is credit for it where the engine runs ahead."""
-        if sequence.ahead is not None:
-            sequence.ahead.push(release)
-            release = sequence.ahead.take(sequence.limit - sequence.emitted)
-        has_logprobs = sequence.request.top_logprobs is not None
-        sequence.owner.add(sequence.id, release, has_logprobs=has_logprobs)
-
     def _use_up(self, sequence: Sequence) -> None:
         """It has generated as much as it may for now."""
         if sequence.generated >= sequence.max_tokens:
@@ -387,6 +301,9 @@ class EngineLoop:
             sequence.settle()
             if sequence.must_abort:
                 self._preempt(sequence)
+
+    def _end(self, sequence: Sequence, stop: dict[str, Any]) -> None:
+        self._finish(sequence, "stop", stop=stop)
 
     def _finish(
         self,
@@ -411,7 +328,7 @@ class EngineLoop:
             self._queue.reopen()
         self._preempted.discard(sequence.id)
         if not sequence.joiner.is_empty:
-            self._hand_out(sequence, sequence.joiner.flush())
+            hand_out(sequence, sequence.joiner.flush())
         sequence.freed_ns = sequence.freed_ns or self._clock()
         is_complete = reason in ("stop", "length")
         if sequence.ahead is not None and not is_complete:
