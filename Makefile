@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs bench-path clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract bench-path clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ protos: setup-dev ## Generate the Python code of the protos
 
 docs: setup-dev ## Generate docs/configuration.md and docs/errors.md
 	$(BIN)/python -m headrace.dev.pages
+
+contract: setup-dev ## Measure slow readers, cancels, killed clients and broken connections on the real stack
+	$(BIN)/python tests/bench/contract.py
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py

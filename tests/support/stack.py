@@ -85,6 +85,11 @@ class RunningStack:
             [*COMMAND, *arguments], env=self.environ(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
+    def metrics(self) -> dict[str, str]:
+        """Where each service has its metrics, by the collection in its name: "routers", "schedulers", "registries"."""
+        services = json.loads(self.run("status", "--json").stdout)["services"]
+        return {service["name"].split("/")[0]: service["metrics"] for service in services}
+
     def expect_restart(self, count: int = 1) -> None:
         """A test has ended a part on purpose."""
         self.restarts += count

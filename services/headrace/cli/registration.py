@@ -37,6 +37,7 @@ class Execution:
     threads: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    run_ahead_tokens: int = 0
 
     def to_proto(self, engine: resources_pb2.Execution.Engine) -> resources_pb2.Execution:
         """As the Registry stores it."""
@@ -49,6 +50,7 @@ class Execution:
             threads=self.threads,
             synthetic_prefill_tokens_per_s=self.prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=self.decode_tokens_per_s,
+            run_ahead_tokens=self.run_ahead_tokens,
         )
 
 

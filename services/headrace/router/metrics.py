@@ -50,6 +50,7 @@ class RouterMetrics:
         self._held = prom.Gauge("resources_held", "References that requests hold, by resource.", ["resource"], **make)
         self.detached = prom.Gauge("requests_detached", "Requests that run without a reader.", **make)
         self.kept_bytes = prom.Gauge("kept_event_bytes", "Events kept of requests that are over, bytes.", **make)
+        self.tasks = prom.Gauge("tasks", "Tasks of the event loop.", **make)
         self.active = prom.Gauge("requests_active", "Requests that run now.", **make)
         self.snapshot_version = prom.Gauge("snapshot_version", "Version of the routing snapshot in use.", **make)
         self.snapshot_age = prom.Gauge("snapshot_age_seconds", "Time since the store was last heard.", **make)

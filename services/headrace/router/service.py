@@ -101,6 +101,7 @@ class InferenceService:
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
         self._metrics.take_resources(self.sessions.resources)
+        self._metrics.tasks.set(len(asyncio.all_tasks()))
 
     def _open(self, request: pb.GenerateRequest, context: Context) -> Session:
         self._refuse_more()
