@@ -19,7 +19,7 @@ async def serve() -> AsyncIterator[Serve]:
         await service.server.stop(0)
 
 
-@pytest.fixture(params=["aio", "blocking"])
+@pytest.fixture(params=["aio", "blocking", "aio-plain", "blocking-plain"])
 def ask(request: pytest.FixtureRequest) -> Asker:
-    """Each test runs with both clients."""
+    """Each test runs with both clients, in both forms."""
     return Asker(request.param)

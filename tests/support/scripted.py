@@ -18,22 +18,42 @@ from google.protobuf.duration_pb2 import Duration
 from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import Answer, AsyncClient, Client, Event, HeadraceError, RetryPolicy
-from headrace.control.errors import Failure
+from headrace.control.errors import Failure, Reason
 from headrace.rpc.server import Server
 from headrace.rpc.status import to_proto
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 FAST = RetryPolicy(attempts_max=3, backoff_first_s=0.001, backoff_max_s=0.002)
 TIMEOUT_S = 20.0
+CANCELLED = Failure(Reason.CLIENT_CANCELLED, "The request was cancelled.")
+KEPT = pb.Retention(events_max=1000, bytes_max=1_000_000, window=Duration(seconds=10))
 
 
 class Play:
-    """One call as a script sees it: it writes numbered events."""
+    """One call as a script sees it: it writes numbered events, behind those that a resumed call has."""
 
-    def __init__(self, request: pb.GenerateRequest, context: Any) -> None:
-        self.request = request
+    def __init__(self, message: pb.GenerateRequest | pb.ResumeGenerateRequest, form: str, context: Any) -> None:
+        self.request: Any = message
+        self.form = form
         self.context = context
-        self.sequence = 0
+        self.after = message.after_sequence if isinstance(message, pb.ResumeGenerateRequest) else 0
+        self.sequence = self.after
+        self.frames: list[pb.ClientFrame] = []
+        """What came after the first."""
+        self.is_half_closed = False
+        self.is_deaf = False
+        """Set by a script that lets a cancel frame pass."""
+        self.is_cancelled = False
+
+    @property
+    def acknowledged(self) -> list[int]:
+        """The sequences that were acknowledged, as they came."""
+        return [frame.acknowledge.sequence for frame in self.frames if frame.HasField("acknowledge")]
+
+    @property
+    def cancels(self) -> int:
+        """How often a cancel frame came."""
+        return sum(frame.HasField("cancel") for frame in self.frames)
 
     async def send(self, *, sequence: int | None = None, **event: Any) -> None:
         self.sequence = self.sequence + 1 if sequence is None else sequence
@@ -66,18 +86,74 @@ class Scripted:
     calls: int = 0
     active: int = 0
     at: list[float] = field(default_factory=list)
-    requests: list[pb.GenerateRequest] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+    plays: list[Play] = field(default_factory=list)
+    records: dict[str, pb.Request] = field(default_factory=dict)
+    """What GetRequest and CancelRequest answer."""
+    asked: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    _running: list[tuple[Play, asyncio.Future[None]]] = field(default_factory=list)
     server: Server = field(init=False)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
+        await self._play(Play(request, "Generate", context), None)
+
+    async def ResumeGenerate(self, request: pb.ResumeGenerateRequest, context: Any) -> None:
+        await self._play(Play(request, "ResumeGenerate", context), None)
+
+    async def GenerateInteractive(self, frames: Any, context: Any) -> None:
+        first = await anext(aiter(frames))
+        kind = first.WhichOneof("frame")
+        assert kind in ("start", "resume")
+        await self._play(Play(getattr(first, kind), f"GenerateInteractive {kind}", context), frames)
+
+    async def GetRequest(self, request: pb.GetRequestRequest, context: Any) -> pb.Request:
+        self.asked.append(request.request)
+        return self._record(request.request)
+
+    async def CancelRequest(self, request: pb.CancelRequestRequest, context: Any) -> pb.Request:
+        self.cancelled.append(request.request)
+        for play, script in self._running:
+            play.is_cancelled = True
+            script.cancel()
+        return self._record(request.request)
+
+    def _record(self, name: str) -> pb.Request:
+        if name not in self.records:
+            raise Failure(Reason.NOT_FOUND, f"{name} is not known.")
+        return self.records[name]
+
+    async def _play(self, play: Play, frames: Any) -> None:
         self.calls += 1
         self.active += 1
         self.at.append(asyncio.get_running_loop().time())
-        self.requests.append(request)
+        self.requests.append(play.request)
+        self.plays.append(play)
+        script = asyncio.ensure_future(self.scripts[min(self.calls, len(self.scripts)) - 1](play))
+        self._running.append((play, script))
+        listening = asyncio.ensure_future(self._listen(frames, play, script)) if frames is not None else None
         try:
-            await self.scripts[min(self.calls, len(self.scripts)) - 1](Play(request, context))
+            await script
+        except asyncio.CancelledError:
+            if not play.is_cancelled:
+                raise
+            await play.finish("CANCELLED", failure=CANCELLED)
+            raise CANCELLED from None
         finally:
+            self._running.remove((play, script))
+            script.cancel()
+            if listening is not None:
+                listening.cancel()
             self.active -= 1
+
+    @staticmethod
+    async def _listen(frames: Any, play: Play, script: asyncio.Future[None]) -> None:
+        async for frame in frames:
+            play.frames.append(frame)
+            if frame.HasField("cancel") and not play.is_deaf:
+                play.is_cancelled = True
+                script.cancel()
+        play.is_half_closed = True
 
 
 Serve = Callable[..., Awaitable[Scripted]]
@@ -115,10 +191,11 @@ class Heard:
 
 
 class Asker:
-    """Reads streams with one kind of client."""
+    """Reads streams with one kind of client, "aio" or "blocking", in its default form or with "-plain" behind it."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind, _, form = kind.partition("-")
+        self.interactive = form != "plain"
 
     async def __call__(
         self, target: str | list[str], *, retry: RetryPolicy | None = FAST, timeout_s: float = TIMEOUT_S, **options: Any
@@ -126,25 +203,37 @@ class Asker:
         if not options.keys() & {"prompt", "messages", "token_ids"}:
             options["prompt"] = "hi"
         options = {"model": "chat", "timeout_s": timeout_s, **options}
+        return await self.read(target, lambda client: client.generate(**options), retry)
+
+    async def resume(
+        self, target: str | list[str], *arguments: Any, retry: RetryPolicy | None = FAST, **options: Any
+    ) -> Heard:
+        return await self.read(target, lambda client: client.resume(*arguments, **options), retry)
+
+    async def read(
+        self, target: str | list[str], begin: Callable[[Any], Any], retry: RetryPolicy | None = FAST
+    ) -> Heard:
+        """Read the stream that `begin` makes of a client to its end."""
         heard = Heard()
-        if self.kind == "aio":
-            async with AsyncClient(target, retry=retry) as client:
-                try:
-                    stream = client.generate(**options)
-                    async for event in stream:
-                        heard.events.append(event)
-                    heard.answer = stream.answer
-                except HeadraceError as error:
-                    heard.error = error
-        else:
-            await asyncio.to_thread(self._blocking, heard, target, retry, options)
+        if self.kind == "blocking":
+            await asyncio.to_thread(self._blocking, heard, target, retry, begin)
+            return heard
+        async with AsyncClient(target, retry=retry, interactive=self.interactive) as client:
+            try:
+                stream = begin(client)
+                async for event in stream:
+                    heard.events.append(event)
+                heard.answer = stream.answer
+            except HeadraceError as error:
+                heard.error = error
         return heard
 
-    @staticmethod
-    def _blocking(heard: Heard, target: str | list[str], retry: RetryPolicy | None, options: Any) -> None:
-        with Client(target, retry=retry) as client:
+    def _blocking(
+        self, heard: Heard, target: str | list[str], retry: RetryPolicy | None, begin: Callable[[Any], Any]
+    ) -> None:
+        with Client(target, retry=retry, interactive=self.interactive) as client:
             try:
-                stream = client.generate(**options)
+                stream = begin(client)
                 for event in stream:
                     heard.events.append(event)
                 heard.answer = stream.answer

@@ -1,9 +1,11 @@
-"""When a client may send a request again: once a failure is known, wait how long, or give up.
+"""When a client may send a request again, or go on reading one: once a failure is known, wait how long, or give up.
 
-    attempt fails -> decide_retry(policy, failure, ...) -> seconds to wait, or None: the failure stands
+    attempt fails -> decide_retry(policy, failure, ...)  -> seconds to wait, or None: the failure stands
+    stream breaks -> decide_resume(policy, broken, ...)  -> the same
 
 Sans-io: chance comes in as a number. A retry is never silent about output: after the first event that carries some
-there is none, and once a worker has accepted the request only the service itself can say that nothing was lost.
+there is none, and once a worker has accepted the request only the service itself can say that nothing was lost. To
+resume sends nothing again: the request ran on, and its reader comes back for the rest.
 """
 
 from __future__ import annotations
@@ -81,6 +83,60 @@ def decide_retry(
         # Full jitter: the whole interval, so that clients that failed together do not return together.
         wait_s = jitter * min(policy.backoff_max_s, policy.backoff_first_s * 2 ** (attempts - 1))
     if wait_s < 0 or (remaining_s is not None and wait_s >= remaining_s):
+        return None
+    return wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenStream:
+    """How reading a request that can be resumed broke off."""
+
+    code: str
+    """Name of the gRPC status code."""
+    reason: Reason | None
+    """None where the failure is the transport's own: no service said anything."""
+    failures: int
+    """Calls that failed in a row without an event in between, this one included."""
+    broken_s: float
+    """Since the first of them, seconds."""
+    window_s: float
+    """How long the service keeps a request that nobody reads."""
+    retry_after_s: float | None = None
+    """What the service named, seconds."""
+
+
+_BROKEN_CODES = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN"})
+"""What gRPC calls a lost connection or a reset stream; to ask for the rest is harmless if it was something else."""
+_NOT_NOW = frozenset({Reason.OVERLOADED, Reason.DRAINING, Reason.NO_SNAPSHOT, Reason.STORE_UNAVAILABLE})
+"""Refusals of a call that say nothing about the request."""
+
+
+def is_resumable(code: str, reason: Reason | None) -> bool:
+    """Whether a call may have broken off while its request runs on."""
+    return code in _BROKEN_CODES if reason is None else reason in _NOT_NOW
+
+
+def decide_resume(
+    policy: RetryPolicy, broken: BrokenStream, *, remaining_s: float | None, jitter: float
+) -> float | None:
+    """Decide what follows a broken stream. How often is bounded by time alone: the window, and the deadline.
+
+    Args:
+        policy: for its backoff.
+        broken: the latest.
+        remaining_s: until the request's deadline; None for no deadline.
+        jitter: drawn evenly from 0 to 1.
+
+    Returns:
+        Seconds to wait before the call that goes on, or None if there is to be none.
+    """
+    if not is_resumable(broken.code, broken.reason):
+        return None
+    wait_s = broken.retry_after_s
+    if wait_s is None:
+        doublings = min(broken.failures - 1, 32)
+        wait_s = jitter * min(policy.backoff_max_s, policy.backoff_first_s * 2**doublings)
+    if broken.broken_s + wait_s >= broken.window_s or (remaining_s is not None and wait_s >= remaining_s):
         return None
     return wait_s
 

@@ -7,16 +7,20 @@
             print(text, end="", flush=True)
 
 `AsyncClient` has the same surface for asyncio. A stream iterates over events (`Accepted`, `Delta`, `Notice`,
-`Terminal`), over `text()`, or is `read()` to its end as an `Answer`. What fails is a `HeadraceError`;
-`headrace.client.errors` draws the tree. This package re-exports its names because it is the public face; nothing
-else does.
+`Terminal`), over `text()`, or is `read()` to its end as an `Answer`. What was read is acknowledged, so that nothing is
+generated far ahead of a reader; with on_disconnect="continue" a stream survives a lost connection, and `resume()` goes
+on with it from another process. What fails is a `HeadraceError`; `headrace.client.errors` draws the tree. This
+package re-exports its names because it is the public face; nothing else does.
 """
 
-from headrace.client.aio import AsyncClient, AsyncStream
-from headrace.client.blocking import Client, Stream
+from headrace.client.aio import AsyncClient
+from headrace.client.aio_stream import AsyncStream
+from headrace.client.blocking import Client
+from headrace.client.blocking_stream import Stream
 from headrace.client.errors import (
     Cancelled,
     DeadlineExceeded,
+    Detached,
     HeadraceError,
     Incomplete,
     Interrupted,
@@ -28,6 +32,7 @@ from headrace.client.errors import (
     SequenceGap,
     ServiceError,
     SlowConsumer,
+    TakenOver,
     TryLater,
     Unavailable,
 )
@@ -40,6 +45,9 @@ from headrace.client.events import (
     FinishReason,
     Notice,
     NoticeKind,
+    RequestInfo,
+    RequestState,
+    ResumePoint,
     StopMatch,
     Terminal,
     Timing,
@@ -49,6 +57,7 @@ from headrace.client.events import (
 from headrace.client.request import GenerateOptions, Message
 from headrace.control.client_retry import RetryPolicy
 from headrace.control.errors import Reason, Violation
+from headrace.control.event_log import Retention
 from headrace.control.resources import Effort
 
 __all__ = [
@@ -61,6 +70,7 @@ __all__ = [
     "Client",
     "DeadlineExceeded",
     "Delta",
+    "Detached",
     "Effort",
     "Event",
     "FinishReason",
@@ -77,12 +87,17 @@ __all__ = [
     "ProtocolError",
     "Reason",
     "RequestError",
+    "RequestInfo",
+    "RequestState",
+    "ResumePoint",
+    "Retention",
     "RetryPolicy",
     "SequenceGap",
     "ServiceError",
     "SlowConsumer",
     "StopMatch",
     "Stream",
+    "TakenOver",
     "Terminal",
     "Timing",
     "TokenLogprob",

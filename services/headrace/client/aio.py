@@ -1,32 +1,30 @@
 """The asyncio client.
 
-    async with AsyncClient("127.0.0.1:50051") as client:
-        async for text in client.generate("The river", model="demo").text():
-            print(text, end="", flush=True)
-        answer = await client.generate(messages=[{"role": "user", "content": "Hi"}], model="demo").read()
-
-Traps of grpc.aio that this module keeps away from its callers: a timeout around a read ends the call; a call that is
-dropped is never cancelled, so every one is cancelled in a `finally`; a local cancel looks like the task's own.
+async with AsyncClient("127.0.0.1:50051") as client:
+    async for text in client.generate("The river", model="demo").text():
+        print(text, end="", flush=True)
+    answer = await client.generate(messages=[{"role": "user", "content": "Hi"}], model="demo").read()
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
-from types import TracebackType
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
 
-from headrace.api.inference.v1.inference_service_pb2 import GenerateRequest
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.client.aio_stream import AsyncStream
+from headrace.client.calls import ASK_S, CANCEL_REQUEST, GET_REQUEST, serialize
 from headrace.client.connect import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, OPTIONS, Ring
-from headrace.client.events import Answer, Delta, Event
-from headrace.client.request import GenerateOptions, build_request
-from headrace.client.session import METHOD, Session, check_timeout, read_event
+from headrace.client.errors import HeadraceError
+from headrace.client.events import RequestInfo, request_from_proto
+from headrace.client.request import GenerateOptions, build_name, build_request, build_resume
+from headrace.client.session import Session, check_timeout, is_elsewhere, question_error
 from headrace.control.client_retry import RetryPolicy
 
 _DEFAULT_RETRY = RetryPolicy()
@@ -40,6 +38,8 @@ class AsyncClient:
         credentials: for TLS; None connects in plain text.
         default_timeout_s: for requests that name none, seconds; None for no deadline.
         retry: None switches retries off.
+        interactive: whether streams acknowledge what was read, so that nothing is generated far ahead of a reader.
+            False asks for the plain form, where what the transport holds counts as read.
     """
 
     def __init__(
@@ -49,13 +49,16 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         default_timeout_s: float | None = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = _DEFAULT_RETRY,
+        interactive: bool = True,
     ) -> None:
         check_timeout(default_timeout_s)
         self._target = target
         self._credentials = credentials
         self._default_timeout_s = default_timeout_s
         self._retry = retry
+        self._interactive = interactive
         self._ring: Ring[grpc.aio.Channel] | None = None
+        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
         self._closed = False
 
     def generate(self, prompt: str | None = None, *, model: str, **options: Unpack[GenerateOptions]) -> AsyncStream:
@@ -72,15 +75,55 @@ class AsyncClient:
             TypeError: not exactly one input, or an unknown option.
         """
         timeout_s = options.pop("timeout_s", None)
-        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
-        check_timeout(timeout_s)
-        request = build_request(model, prompt, options)
-        session = Session(timeout_s=timeout_s, retry=self._retry, clock=time.monotonic, draw=random.random)
-        return AsyncStream(request, session, self._turn)
+        interactive = options.pop("interactive", None)
+        return self._stream(build_request(model, prompt, options), timeout_s, interactive)
+
+    def resume(
+        self,
+        request: str,
+        after_sequence: int = 0,
+        *,
+        timeout_s: float | None = None,
+        interactive: bool | None = None,
+    ) -> AsyncStream:
+        """Go on with a request that was made with on_disconnect="continue", here or in another process.
+
+        The stream is taken over from whoever reads it. Nothing is sent before it is first read.
+
+        Args:
+            request: its name, from `accepted` or `resume_point`.
+            after_sequence: of the last event that was read; 0 repeats all of them.
+            timeout_s: how long to read; the request has a deadline of its own.
+            interactive: default: the client's.
+
+        Raises:
+            InvalidRequest: a value cannot be sent; names the field.
+            DeadlineExceeded: timeout_s is 0 or less.
+        """
+        return self._stream(build_resume(request, after_sequence), timeout_s, interactive)
+
+    async def get_request(self, request: str, *, timeout_s: float = ASK_S) -> RequestInfo:
+        """Look up a request that runs, or ended lately.
+
+        Raises:
+            NotFound: no Router knows it.
+            HeadraceError: it could not be asked.
+        """
+        return await self._question(GET_REQUEST, build_name(pb.GetRequestRequest(), request), timeout_s)
+
+    async def cancel_request(self, request: str, *, timeout_s: float = ASK_S) -> RequestInfo:
+        """End a request, whoever reads it; one that has ended is returned unchanged.
+
+        Raises:
+            NotFound: no Router knows it.
+            HeadraceError: it could not be asked.
+        """
+        return await self._question(CANCEL_REQUEST, build_name(pb.CancelRequestRequest(), request), timeout_s)
 
     async def close(self) -> None:
         """End what still runs (it raises Cancelled) and close the connections."""
         self._closed = True
+        await asyncio.gather(*(stream.client_closes() for stream in list(self._streams)))
         if self._ring is not None:
             for channel in self._ring.channels:
                 await channel.close()
@@ -90,6 +133,42 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _stream(
+        self,
+        request: pb.GenerateRequest | pb.ResumeGenerateRequest,
+        timeout_s: float | None,
+        interactive: bool | None,
+    ) -> AsyncStream:
+        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
+        check_timeout(timeout_s)
+        session = Session(
+            request,
+            is_interactive=self._interactive if interactive is None else interactive,
+            timeout_s=timeout_s,
+            retry=self._retry,
+            clock=time.monotonic,
+            draw=random.random,
+            targets=1 if isinstance(self._target, str) else len(self._target),
+        )
+        stream = AsyncStream(session, self._turn)
+        self._streams.add(stream)
+        return stream
+
+    async def _question(self, method: str, message: Any, timeout_s: float) -> RequestInfo:
+        """Ask one Router after another, until one knows the request."""
+        check_timeout(timeout_s)
+        next_channel = self._turn()
+        assert self._ring is not None
+        worst: HeadraceError | None = None
+        for _ in self._ring.channels:
+            ask = next_channel().unary_unary(method, serialize, pb.Request.FromString)
+            try:
+                return request_from_proto(await ask(message, timeout=timeout_s))
+            except grpc.aio.AioRpcError as rpc_error:
+                worst = is_elsewhere(worst, question_error(rpc_error))
+        assert worst is not None
+        raise worst
 
     def _turn(self) -> Callable[[], grpc.aio.Channel]:
         if self._closed:
@@ -102,112 +181,3 @@ class AsyncClient:
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, options=OPTIONS)
         return grpc.aio.secure_channel(target, self._credentials, options=OPTIONS)
-
-
-class AsyncStream:
-    """One answer as it comes; read it once, in one of three ways: events (`async for`), `text()`, or `read()`.
-
-    To leave an iteration early ends the request at the service, and so does `async with` when it is left.
-    """
-
-    def __init__(
-        self, request: GenerateRequest, session: Session, begin: Callable[[], Callable[[], grpc.aio.Channel]]
-    ) -> None:
-        self._request = request
-        self._session = session
-        self._begin = begin
-        self._call: Any = None
-        self._is_read = False
-        self._cancel = asyncio.Event()
-
-    def __aiter__(self) -> AsyncGenerator[Event, None]:
-        """Iterate over events; the terminal one is the last.
-
-        Raises:
-            HeadraceError: the request did not complete; after a terminal event that says so, that event comes first.
-        """
-        if self._is_read:
-            raise RuntimeError("a stream is read once")
-        self._is_read = True
-        return self._events()
-
-    async def text(self) -> AsyncIterator[str]:
-        """Iterate over pieces of text.
-
-        Raises:
-            HeadraceError: as iteration.
-        """
-        async with aclosing(aiter(self)) as events:
-            async for event in events:
-                if isinstance(event, Delta) and event.text:
-                    yield event.text
-
-    async def read(self) -> Answer:
-        """Read to the end.
-
-        Raises:
-            HeadraceError: as iteration; its `answer` holds what arrived.
-        """
-        async with aclosing(aiter(self)) as events:
-            async for _ in events:
-                pass
-        return self._session.answer()
-
-    @property
-    def answer(self) -> Answer:
-        """What has arrived so far."""
-        return self._session.answer()
-
-    def cancel(self) -> None:
-        """End the request; whoever reads it gets Cancelled. Harmless once it has ended."""
-        self._cancel.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    async def _events(self) -> AsyncGenerator[Event, None]:
-        session, next_channel = self._session, self._begin()
-        try:
-            while True:
-                if self._cancel.is_set():
-                    raise session.cancelled()
-                rpc_error = None
-                generate = next_channel().unary_stream(METHOD, GenerateRequest.SerializeToString, read_event)
-                self._call = generate(self._request, timeout=session.begin_call())
-                try:
-                    async for message in self._call:
-                        event = session.take(message)
-                        if event is not None:
-                            yield event
-                except grpc.aio.AioRpcError as error:
-                    rpc_error = error
-                outcome = session.end_call(rpc_error)
-                if outcome.wait_s is None:
-                    break
-                await self._pause(outcome.wait_s)
-            if outcome.terminal is not None:
-                yield outcome.terminal
-            if outcome.error is not None:
-                raise outcome.error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Nobody cancelled the task, so the call was: by cancel(), or because the client was closed.
-            raise session.cancelled() from None
-        finally:
-            if self._call is not None:
-                self._call.cancel()
-
-    async def _pause(self, wait_s: float) -> None:
-        """Wait before another call; cancel() ends it early."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._cancel.wait()

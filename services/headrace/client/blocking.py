@@ -13,18 +13,20 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
-from types import TracebackType
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Self, Unpack
 
 import grpc
 
-from headrace.api.inference.v1.inference_service_pb2 import GenerateRequest
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.client.blocking_stream import Stream, confirmed
+from headrace.client.calls import ASK_S, CANCEL_REQUEST, GET_REQUEST, serialize
 from headrace.client.connect import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, OPTIONS, Ring
-from headrace.client.events import Answer, Delta, Event
-from headrace.client.request import GenerateOptions, build_request
-from headrace.client.session import METHOD, Session, check_timeout, read_event
+from headrace.client.errors import HeadraceError
+from headrace.client.events import RequestInfo, request_from_proto
+from headrace.client.request import GenerateOptions, build_name, build_request, build_resume
+from headrace.client.session import Session, check_timeout, is_elsewhere, question_error
 from headrace.control.client_retry import RetryPolicy
 
 _DEFAULT_RETRY = RetryPolicy()
@@ -38,6 +40,8 @@ class Client:
         credentials: for TLS; None connects in plain text.
         default_timeout_s: for requests that name none, seconds; None for no deadline.
         retry: None switches retries off.
+        interactive: whether streams acknowledge what was read, so that nothing is generated far ahead of a reader.
+            False asks for the plain form, where what the transport holds counts as read.
     """
 
     def __init__(
@@ -47,12 +51,16 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         default_timeout_s: float | None = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = _DEFAULT_RETRY,
+        interactive: bool = True,
     ) -> None:
         check_timeout(default_timeout_s)
         self._credentials = credentials
         self._default_timeout_s = default_timeout_s
         self._retry = retry
+        self._interactive = interactive
         self._ring: Ring[grpc.Channel] = Ring(target, self._open)
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._closed = False
 
     def generate(self, prompt: str | None = None, *, model: str, **options: Unpack[GenerateOptions]) -> Stream:
@@ -69,15 +77,60 @@ class Client:
             TypeError: not exactly one input, or an unknown option.
         """
         timeout_s = options.pop("timeout_s", None)
-        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
-        check_timeout(timeout_s)
-        request = build_request(model, prompt, options)
-        session = Session(timeout_s=timeout_s, retry=self._retry, clock=time.monotonic, draw=random.random)
-        return Stream(request, session, self._turn)
+        interactive = options.pop("interactive", None)
+        return self._stream(build_request(model, prompt, options), timeout_s, interactive)
+
+    def resume(
+        self,
+        request: str,
+        after_sequence: int = 0,
+        *,
+        timeout_s: float | None = None,
+        interactive: bool | None = None,
+    ) -> Stream:
+        """Go on with a request that was made with on_disconnect="continue", here or in another process.
+
+        The stream is taken over from whoever reads it. Nothing is sent before it is first read.
+
+        Args:
+            request: its name, from `accepted` or `resume_point`.
+            after_sequence: of the last event that was read; 0 repeats all of them.
+            timeout_s: how long to read; the request has a deadline of its own.
+            interactive: default: the client's.
+
+        Raises:
+            InvalidRequest: a value cannot be sent; names the field.
+            DeadlineExceeded: timeout_s is 0 or less.
+        """
+        return self._stream(build_resume(request, after_sequence), timeout_s, interactive)
+
+    def get_request(self, request: str, *, timeout_s: float = ASK_S) -> RequestInfo:
+        """Look up a request that runs, or ended lately.
+
+        Raises:
+            NotFound: no Router knows it.
+            HeadraceError: it could not be asked.
+        """
+        return self._question(GET_REQUEST, build_name(pb.GetRequestRequest(), request), timeout_s)
+
+    def cancel_request(self, request: str, *, timeout_s: float = ASK_S) -> RequestInfo:
+        """End a request, whoever reads it; one that has ended is returned unchanged.
+
+        Raises:
+            NotFound: no Router knows it.
+            HeadraceError: it could not be asked.
+        """
+        return self._question(CANCEL_REQUEST, build_name(pb.CancelRequestRequest(), request), timeout_s)
 
     def close(self) -> None:
         """End what still runs (it raises Cancelled) and close the connections."""
         self._closed = True
+        with self._lock:
+            streams = list(self._streams)
+        asked = [stream.client_closes() for stream in streams]
+        for asking in asked:
+            if asking is not None:
+                confirmed(asking)
         for channel in self._ring.channels:
             channel.close()
 
@@ -86,6 +139,42 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _stream(
+        self,
+        request: pb.GenerateRequest | pb.ResumeGenerateRequest,
+        timeout_s: float | None,
+        interactive: bool | None,
+    ) -> Stream:
+        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
+        check_timeout(timeout_s)
+        session = Session(
+            request,
+            is_interactive=self._interactive if interactive is None else interactive,
+            timeout_s=timeout_s,
+            retry=self._retry,
+            clock=time.monotonic,
+            draw=random.random,
+            targets=len(self._ring.channels),
+        )
+        stream = Stream(session, self._turn)
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def _question(self, method: str, message: Any, timeout_s: float) -> RequestInfo:
+        """Ask one Router after another, until one knows the request."""
+        check_timeout(timeout_s)
+        next_channel = self._turn()
+        worst: HeadraceError | None = None
+        for _ in self._ring.channels:
+            ask = next_channel().unary_unary(method, serialize, pb.Request.FromString)
+            try:
+                return request_from_proto(ask(message, timeout=timeout_s))
+            except grpc.RpcError as rpc_error:
+                worst = is_elsewhere(worst, question_error(rpc_error))
+        assert worst is not None
+        raise worst
 
     def _turn(self) -> Callable[[], grpc.Channel]:
         if self._closed:
@@ -96,107 +185,3 @@ class Client:
         if self._credentials is None:
             return grpc.insecure_channel(target, options=OPTIONS)
         return grpc.secure_channel(target, self._credentials, options=OPTIONS)
-
-
-class Stream:
-    """One answer as it comes; read it once, in one of three ways: events (`for`), `text()`, or `read()`.
-
-    To leave an iteration early ends the request at the service, and so does `with` when it is left.
-    """
-
-    def __init__(
-        self, request: GenerateRequest, session: Session, begin: Callable[[], Callable[[], grpc.Channel]]
-    ) -> None:
-        self._request = request
-        self._session = session
-        self._begin = begin
-        self._call: Any = None
-        self._is_read = False
-        self._cancel = threading.Event()
-
-    def __iter__(self) -> Generator[Event, None, None]:
-        """Iterate over events; the terminal one is the last.
-
-        Raises:
-            HeadraceError: the request did not complete; after a terminal event that says so, that event comes first.
-        """
-        if self._is_read:
-            raise RuntimeError("a stream is read once")
-        self._is_read = True
-        return self._events()
-
-    def text(self) -> Iterator[str]:
-        """Iterate over pieces of text.
-
-        Raises:
-            HeadraceError: as iteration.
-        """
-        with closing(iter(self)) as events:
-            for event in events:
-                if isinstance(event, Delta) and event.text:
-                    yield event.text
-
-    def read(self) -> Answer:
-        """Read to the end.
-
-        Raises:
-            HeadraceError: as iteration; its `answer` holds what arrived.
-        """
-        with closing(iter(self)) as events:
-            for _ in events:
-                pass
-        return self._session.answer()
-
-    @property
-    def answer(self) -> Answer:
-        """What has arrived so far."""
-        return self._session.answer()
-
-    def cancel(self) -> None:
-        """End the request; whoever reads it gets Cancelled. Harmless once it has ended."""
-        self._cancel.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def _events(self) -> Generator[Event, None, None]:
-        session, next_channel = self._session, self._begin()
-        try:
-            while True:
-                if self._cancel.is_set():
-                    raise session.cancelled()
-                rpc_error = None
-                generate = next_channel().unary_stream(METHOD, GenerateRequest.SerializeToString, read_event)
-                self._call = generate(self._request, timeout=session.begin_call())
-                if self._cancel.is_set():  # it came between the last look and the call
-                    self._call.cancel()
-                try:
-                    for message in self._call:
-                        event = session.take(message)
-                        if event is not None:
-                            yield event
-                except grpc.RpcError as error:
-                    rpc_error = error
-                    if self._is_local_cancel(error):
-                        raise session.cancelled() from None
-                outcome = session.end_call(rpc_error)
-                if outcome.wait_s is None:
-                    break
-                self._cancel.wait(outcome.wait_s)
-            if outcome.terminal is not None:
-                yield outcome.terminal
-            if outcome.error is not None:
-                raise outcome.error
-        finally:
-            if self._call is not None:
-                self._call.cancel()
-
-    def _is_local_cancel(self, error: Any) -> bool:
-        return self._cancel.is_set() and error.code() is grpc.StatusCode.CANCELLED

@@ -3,7 +3,7 @@
     HeadraceError
     ├── RequestError             change the request; the same one will fail again
     │   ├── InvalidRequest       `violations` name each field that is wrong
-    │   └── NotFound             no such model
+    │   └── NotFound             no such model, or no such request
     ├── TryLater                 nothing was lost: send it again, `retry_after_s` says when
     │   ├── Overloaded           the service sheds load
     │   └── Unavailable          no connection, or nothing can serve it now
@@ -11,6 +11,8 @@
     │   ├── Cancelled            you asked for it
     │   ├── DeadlineExceeded     allow more time or ask for less
     │   ├── SlowConsumer         read the stream as it comes
+    │   ├── TakenOver            another call reads it now, by resume()
+    │   ├── Detached             you left it running by detach()
     │   └── Interrupted          output had arrived and then the worker was lost: decide what to do with it
     └── ServiceError             report it, with `metadata`
         └── ProtocolError        the service broke its own contract
@@ -106,15 +108,23 @@ class Cancelled(Incomplete):
 
 
 class DeadlineExceeded(Incomplete):
-    """The request took longer than `timeout_s`."""
+    """The request took longer than `timeout_s`, or than the service lets one run."""
 
 
 class SlowConsumer(Incomplete):
     """The stream was not read for too long."""
 
 
+class TakenOver(Incomplete):
+    """Another call has resumed the stream and reads it now."""
+
+
+class Detached(Incomplete):
+    """The stream was left by detach(); the request runs on."""
+
+
 class Interrupted(Incomplete):
-    """Output had arrived and then the worker or the connection was lost; nothing is replayed."""
+    """The worker was lost after output had arrived, or the connection was and could not be resumed."""
 
 
 class ServiceError(HeadraceError):
@@ -154,6 +164,12 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.SEQUENCE_GAP: SequenceGap,
     Reason.STORE_UNAVAILABLE: Unavailable,
     Reason.INTERNAL: ServiceError,
+    Reason.QUEUE_TIMEOUT: Overloaded,
+    Reason.EXECUTION_TIMEOUT: DeadlineExceeded,
+    Reason.CLIENT_DISCONNECTED: Cancelled,
+    Reason.NOT_RESUMABLE: RequestError,
+    Reason.EVENTS_EXPIRED: RequestError,
+    Reason.STREAM_TAKEN_OVER: TakenOver,
 }
 
 _BY_CODE: Mapping[str, type[HeadraceError]] = {

@@ -2,20 +2,23 @@
 
 Accepted, Delta, Notice, Terminal    in that order, Terminal once and last
 Answer                               all of it together; in part, where a request did not complete
+RequestInfo                          the record of a request, for whoever has its name
 """
 
 from __future__ import annotations
 
+import datetime
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
 from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure
+from headrace.control.event_log import Retention
 from headrace.control.resources import Effort
 from headrace.rpc import status
 
@@ -36,6 +39,18 @@ class FinishReason(enum.Enum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """A reason of a newer service."""
+
+
+class RequestState(enum.Enum):
+    """Where a request is in its life."""
+
+    RECEIVED = "received"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    TERMINAL = "terminal"
+    UNKNOWN = "unknown"
+    """A state of a newer service."""
 
 
 class NoticeKind(enum.Enum):
@@ -64,6 +79,10 @@ class Accepted:
     snapshot_version: int
     prompt_tokens: int
     cached_prompt_tokens: int
+    window_tokens: int = 0
+    """Tokens that may be generated ahead of what was read; 0 where the service did not say."""
+    retention: Retention | None = None
+    """How much of the stream can be resumed, and for how long; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,10 @@ class Timing:
     time_to_first_token_s: float | None = None
     time_per_output_token_s: float | None = None
     total_s: float | None = None
+    cancel_to_stopped_s: float | None = None
+    """From when its end was asked for to when the engine stopped computing it."""
+    cancel_to_freed_s: float | None = None
+    """From when its end was asked for to the confirmation that all it held is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +193,49 @@ class Answer:
     effective_effort: Effort | None
 
 
+class ResumePoint(NamedTuple):
+    """Where to go on with a stream: `client.resume(*stream.resume_point)`."""
+
+    request: str
+    sequence: int
+    """Of the last event that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """The record of a request that runs, or ended lately."""
+
+    name: str
+    state: RequestState
+    version: int
+    """Raised by each change of the record."""
+    revision: str
+    replica: str
+    """Of the latest attempt; "" before the first."""
+    attempts: int
+    last_sequence: int
+    """Of the latest event."""
+    attached: bool
+    """Whether a call reads it now."""
+    finish_reason: FinishReason | None
+    """None while it runs."""
+    failure: Failure | None
+    """Why, when the end is not STOP or LENGTH."""
+    usage: Usage
+    """By the newest counts."""
+    timing: Timing
+    receive_time: datetime.datetime | None
+    """By the service's clock, UTC."""
+
+
 _FINISH: Mapping[int, FinishReason] = {
     number: FinishReason[name.removeprefix("FINISH_REASON_")] for name, number in pb.FinishReason.items() if number
 }
 _NOTICE: Mapping[int, NoticeKind] = {
     number: NoticeKind[name.removeprefix("KIND_")] for name, number in pb.Notice.Kind.items() if number
+}
+_STATE: Mapping[int, RequestState] = {
+    number: RequestState[name.removeprefix("STATE_")] for name, number in pb.Request.State.items() if number
 }
 EFFORT_OF: Mapping[int, Effort] = {number: effort for effort, number in EFFORTS.items()}
 
@@ -183,6 +244,26 @@ def event_from_proto(message: pb.GenerateEvent) -> Event | None:
     """Decode an event; None for a kind that only a newer service knows."""
     decode = _DECODERS.get(message.WhichOneof("event") or "")
     return decode(message) if decode is not None else None
+
+
+def request_from_proto(message: pb.Request) -> RequestInfo:
+    """Decode the record of a request."""
+    received = message.receive_time.ToDatetime(datetime.UTC) if message.HasField("receive_time") else None
+    return RequestInfo(
+        name=message.name,
+        state=_STATE.get(message.state, RequestState.UNKNOWN),
+        version=message.version,
+        revision=message.revision,
+        replica=message.replica,
+        attempts=message.attempts,
+        last_sequence=message.last_sequence,
+        attached=message.attached,
+        finish_reason=_FINISH.get(message.finish_reason, FinishReason.UNKNOWN) if message.finish_reason else None,
+        failure=status.from_proto(message.error) if message.HasField("error") else None,
+        usage=_usage(message.usage),
+        timing=_timing(message.timing),
+        receive_time=received,
+    )
 
 
 def _accepted(message: pb.GenerateEvent) -> Accepted:
@@ -199,7 +280,13 @@ def _accepted(message: pb.GenerateEvent) -> Accepted:
         snapshot_version=body.snapshot_version,
         prompt_tokens=body.prompt_tokens,
         cached_prompt_tokens=body.cached_prompt_tokens,
+        window_tokens=body.window_tokens,
+        retention=_retention(body.retention) if body.HasField("retention") else None,
     )
+
+
+def _retention(body: pb.Retention) -> Retention:
+    return Retention(body.events_max, body.bytes_max, _seconds(body.window))
 
 
 def _delta(message: pb.GenerateEvent) -> Delta:
@@ -224,7 +311,7 @@ def _terminal(message: pb.GenerateEvent) -> Terminal:
         sequence=message.sequence,
         finish_reason=_FINISH.get(body.finish_reason, FinishReason.UNKNOWN),
         stop=_stop(body.stop),
-        usage=Usage(*(getattr(body.usage, name) for name in Usage.__slots__)),
+        usage=_usage(body.usage),
         attempts=body.attempts,
         timing=_timing(body.timing),
         failure=status.from_proto(body.error) if body.HasField("error") else None,
@@ -240,16 +327,25 @@ def _stop(match: pb.StopMatch) -> StopMatch | None:
     return StopMatch("string", match.string) if kind == "string" else None
 
 
+def _usage(usage: pb.Usage) -> Usage:
+    return Usage(*(getattr(usage, name) for name in Usage.__slots__))
+
+
 def _timing(timing: pb.Timing) -> Timing:
-    def seconds(name: Literal["queue", "time_to_first_token", "time_per_output_token", "total"]) -> float | None:
-        if not timing.HasField(name):
-            return None
-        duration: Duration = getattr(timing, name)
-        return duration.seconds + duration.nanos / 1e9
+    return Timing(
+        **{
+            f"{field.name}_s": _seconds(duration)
+            for field, duration in timing.ListFields()
+            if f"{field.name}_s" in _TIMES
+        }
+    )
 
-    return Timing(seconds("queue"), seconds("time_to_first_token"), seconds("time_per_output_token"), seconds("total"))
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
+_TIMES = frozenset(Timing.__slots__)
 _DECODERS: Mapping[str, Callable[[Any], Event]] = {
     "accepted": _accepted,
     "delta": _delta,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
@@ -14,6 +14,8 @@ from headrace.control.resources import Effort, Sampling
 
 RoleName = Literal["system", "user", "assistant"]
 EffortName = Literal["none", "low", "medium", "high"]
+NamedRequest = TypeVar("NamedRequest", pb.GetRequestRequest, pb.CancelRequestRequest)
+OnDisconnectName = Literal["cancel", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,46 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     top_logprobs: int | None
     reasoning_effort: Effort | EffortName | None
+    on_disconnect: OnDisconnectName | None
+    """What becomes of the request when its call ends early. "continue": it runs on, and a stream whose connection is
+    lost is resumed by itself; leave it with `detach()`, or end it as any other. Default: "cancel"."""
+    window_tokens: int | None
+    """Tokens that may be generated ahead of what was read."""
+    interactive: bool | None
+    """Whether what was read is acknowledged; default: the client's."""
     timeout_s: float | None
     """Seconds from the first read to the end; default: the client's."""
 
 
-_PLAIN = frozenset({"max_tokens", "top_logprobs"})
+_PLAIN = frozenset({"max_tokens", "top_logprobs", "window_tokens"})
 _SAMPLING = frozenset(Sampling.__slots__)
 _ROLES: Mapping[str, Any] = {name.removeprefix("ROLE_").lower(): number for name, number in pb.Role.items() if number}
+_ON_DISCONNECT: Mapping[str, Any] = {
+    name.removeprefix("ON_DISCONNECT_").lower(): number for name, number in pb.OnDisconnect.items() if number
+}
 _OPTIONS = frozenset(GenerateOptions.__annotations__)
+
+
+def build_resume(request: str, after_sequence: int) -> pb.ResumeGenerateRequest:
+    """Build the message that goes on with a request.
+
+    Raises:
+        InvalidRequest: a value cannot be sent; names the field.
+    """
+    message = pb.ResumeGenerateRequest()
+    _set(message, "request", request)
+    _set(message, "after_sequence", after_sequence)
+    return message
+
+
+def build_name(message: NamedRequest, request: str) -> NamedRequest:
+    """Name a request in a message about it.
+
+    Raises:
+        InvalidRequest: it cannot be sent.
+    """
+    _set(message, "request", request)
+    return message
 
 
 def build_request(model: str, prompt: str | None, options: GenerateOptions) -> pb.GenerateRequest:
@@ -91,6 +125,8 @@ def build_request(model: str, prompt: str | None, options: GenerateOptions) -> p
         request.stop.ignore_eos = True
     if "reasoning_effort" in given:
         request.reasoning_effort = _effort(given["reasoning_effort"])
+    if "on_disconnect" in given:
+        request.on_disconnect = _on_disconnect(given["on_disconnect"])
     return request
 
 
@@ -128,6 +164,13 @@ def _effort(effort: Effort | str) -> Any:
         return EFFORTS[Effort(effort)]
     except ValueError:
         raise _wrong("reasoning_effort", "must be none, low, medium or high") from None
+
+
+def _on_disconnect(policy: object) -> Any:
+    number = _ON_DISCONNECT.get(policy) if isinstance(policy, str) else None
+    if number is None:
+        raise _wrong("on_disconnect", "must be cancel or continue")
+    return number
 
 
 def _unsendable(field: str, error: Exception) -> InvalidRequest:

@@ -1,9 +1,10 @@
 """One request as its reader lives it, without any I/O: both clients feed it and do what it says.
 
-    call opens -> begin_call()  seconds that the call may take
+    call opens -> begin_call()  the call to make, and how long it may take
     message    -> take()        the event to hand on, or None
+    read on    -> consumed()    the sequence to acknowledge, if any; look() after `look_at`
     call ends  -> end_call()    Outcome: the last event and the exception that follows it, or how long to wait
-                                before another call
+                                before another call, which asks again or goes on with the same request
 
 A terminal event is held until the status has come: it is handed on only when both tell the same story.
 """
@@ -14,44 +15,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import errors
-from headrace.client.errors import Facts, HeadraceError
-from headrace.client.events import (
-    Accepted,
-    Answer,
-    Delta,
-    Event,
-    FinishReason,
-    Terminal,
-    TokenLogprob,
-    event_from_proto,
+from headrace.client.acknowledging import Acknowledging
+from headrace.client.calls import Opening, Unreadable
+from headrace.client.errors import Facts, HeadraceError, ProtocolError
+from headrace.client.events import Accepted, Answer, Delta, Event, FinishReason, ResumePoint, Terminal
+from headrace.client.transcript import Transcript
+from headrace.control.client_retry import (
+    AttemptFailure,
+    BrokenStream,
+    RetryPolicy,
+    decide_resume,
+    decide_retry,
+    is_resumable,
 )
-from headrace.control.client_retry import AttemptFailure, RetryPolicy, decide_retry
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.rpc import status
 
-METHOD = "/headrace.api.inference.v1.InferenceService/Generate"
+RESUME_S = 30.0
+"""How long to try to resume where `accepted`, which says it, was read elsewhere."""
 
 _COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _EITHER = frozenset({FinishReason.CONTENT_FILTER, FinishReason.TOOL_CALLS, FinishReason.UNKNOWN})
 """Ends that are the caller's to judge: the status may be OK."""
 _TRANSPORT_CODES = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 """Codes that gRPC gives by itself when a connection or a deadline ends just after the terminal event."""
-
-
-class Unreadable:
-    """A message that is no GenerateEvent."""
-
-
-def read_event(data: bytes) -> pb.GenerateEvent | Unreadable:
-    """Deserialize without failing: gRPC would log the error and, in one client only, end the call with INTERNAL."""
-    try:
-        return pb.GenerateEvent.FromString(data)
-    except DecodeError:
-        return Unreadable()
+_RESUME_REFUSED = {
+    Reason.NOT_FOUND: "the service no longer knows the request: it was kept too short a time, or the Router restarted",
+    Reason.EVENTS_EXPIRED: "events after the last one that was read are no longer kept",
+    Reason.NOT_RESUMABLE: "the service does not let this request be resumed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +62,69 @@ class Session:
     """State of one request over all its calls.
 
     Args:
+        request: what to start, or what to go on with.
+        is_interactive: whether what was read is acknowledged.
         timeout_s: from the first call to the end; None for no deadline.
-        retry: None means one call only.
+        retry: None means that nothing is asked for twice; a broken stream is resumed all the same.
         clock: monotonic seconds.
         draw: evenly from 0 to 1, for the jitter.
+        targets: Routers to look for a request that another client started.
     """
 
     def __init__(
         self,
+        request: pb.GenerateRequest | pb.ResumeGenerateRequest,
         *,
+        is_interactive: bool,
         timeout_s: float | None,
         retry: RetryPolicy | None,
         clock: Callable[[], float],
         draw: Callable[[], float],
+        targets: int = 1,
     ) -> None:
+        self._request = request
+        self._is_interactive = is_interactive
         self._timeout_s = timeout_s
         self._retry = retry
         self._clock = clock
         self._draw = draw
+        self._targets = targets
         self._deadline: float | None = None
         self.calls = 0
-        self._reset()
+        self.is_over = False
+        """Whether the request has ended as far as its reader can know, or is none of its business any more."""
+        self._acknowledging = Acknowledging()
+        self._is_kept = True
+        if isinstance(request, pb.ResumeGenerateRequest):
+            self._transcript = Transcript(request.request, request.after_sequence)
+        else:
+            self._transcript = Transcript()
+            self._is_kept = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        self._is_resuming = isinstance(request, pb.ResumeGenerateRequest)
+        self._is_located = False
+        """Whether the target of the latest call is known to have the request."""
+        self._sequence_before = self._transcript.sequence
+        self._failures = 0
+        self._broken_at = 0.0
 
-    def _reset(self) -> None:
-        self._sequence = 0
-        self._accepted: Accepted | None = None
-        self._terminal: Terminal | None = None
-        self._has_output = False
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-
-    def begin_call(self) -> float | None:
-        """Count a call; returns the seconds that are left for it, None without a deadline."""
-        self._reset()
+    def begin_call(self) -> Opening:
+        """Count a call, and say what it is."""
+        if not self._is_resuming:
+            self._transcript = Transcript()
+        self._sequence_before = self._transcript.sequence
+        self._acknowledging.restart()
         self.calls += 1
         if self.calls == 1 and self._timeout_s is not None:
             self._deadline = self._clock() + self._timeout_s
-        return self._remaining_s()
+        message = self._request
+        if self._is_resuming:
+            message = pb.ResumeGenerateRequest(
+                request=self._transcript.request, after_sequence=self._transcript.sequence
+            )
+        return Opening(message, self._remaining_s(), self._is_interactive, self._is_located)
 
     def take(self, message: pb.GenerateEvent | Unreadable) -> Event | None:
-        """Take one message.
+        """Take one message. On the hot path.
 
         Returns:
             What to hand on; None for a terminal event, which is held, and for what only newer services know.
@@ -116,37 +132,28 @@ class Session:
         Raises:
             ProtocolError: the message breaks the stream's contract; SequenceGap if by its number.
         """
-        if isinstance(message, Unreadable):
-            raise self._broken("The service sent an event that cannot be read.")
-        sequence = message.sequence
-        if sequence != self._sequence + 1:
-            facts = Facts(
-                code=RULES[Reason.SEQUENCE_GAP].code,
-                reason=Reason.SEQUENCE_GAP,
-                metadata={"expectedSequence": str(self._sequence + 1), "gotSequence": str(sequence)},
-            )
-            text = (
-                f"Event {sequence} arrived where event {self._sequence + 1} was expected; the stream cannot be trusted."
-            )
-            raise self._complete(errors.SequenceGap(text, facts))
-        if self._terminal is not None:
-            raise self._broken("The service sent an event after the terminal one.")
-        self._sequence = sequence
-        event = event_from_proto(message)
-        if isinstance(event, Delta):
-            if self._accepted is None:
-                raise self._broken("The service sent output before it accepted the request.")
-            self._has_output = True
-            self._texts.append(event.text)
-            self._token_ids.extend(event.token_ids)
-            if event.logprobs:
-                self._logprobs.extend(event.logprobs)
-        elif isinstance(event, Terminal):
-            self._terminal = event
-            return None
-        elif isinstance(event, Accepted):
-            self._accepted = event
+        try:
+            event = self._transcript.take(message)
+        except ProtocolError as error:
+            raise self._complete(error) from None
+        if isinstance(event, Accepted):
+            self._acknowledging.window(event.window_tokens)
         return event
+
+    def consumed(self, event: Event) -> int | None:
+        """The caller has asked for the event after this one; returns the sequence to acknowledge now, if any."""
+        if not isinstance(event, Delta):
+            return None
+        return self._acknowledging.consume(event.sequence, len(event.token_ids), self._clock())
+
+    @property
+    def look_at(self) -> float | None:
+        """When to `look`, by the clock."""
+        return self._acknowledging.due_at
+
+    def look(self) -> int | None:
+        """Time has passed; returns the sequence to acknowledge now, if any."""
+        return self._acknowledging.look(self._clock())
 
     def end_call(self, rpc_error: Any | None) -> Outcome:
         """Judge how a call ended.
@@ -154,9 +161,14 @@ class Session:
         Args:
             rpc_error: gRPC's error, or None for status OK.
         """
+        outcome = self._judge(rpc_error)
+        self.is_over = outcome.wait_s is None
+        return outcome
+
+    def _judge(self, rpc_error: Any | None) -> Outcome:
         failure = status.from_rpc_error(rpc_error) if rpc_error is not None else None
         code = rpc_error.code().name if rpc_error is not None else "OK"
-        terminal = self._terminal
+        terminal = self._transcript.terminal
         if terminal is not None:
             if contradiction := _contradiction(terminal, code, failure):
                 return Outcome(error=self._broken(contradiction))
@@ -165,47 +177,114 @@ class Session:
             failure = terminal.failure or failure
         elif rpc_error is None:
             return Outcome(error=self._broken("The service ended the stream without a terminal event."))
-        wait_s = self._wait_s(code, failure, rpc_error)
+        elif (resumed := self._resume(code, failure)) is not None:
+            return resumed
+        wait_s = self._retry_wait_s(code, failure, rpc_error)
         if wait_s is not None:
+            self._is_located = self._is_resuming = False
             return Outcome(wait_s=wait_s)
         if failure is not None:
-            error = errors.from_failure(failure, output=self._has_output)
+            error = errors.from_failure(failure, output=self._transcript.has_output)
         else:
-            error = errors.from_code(
-                code, rpc_error.details() if rpc_error is not None else "", output=self._has_output
-            )
+            details = rpc_error.details() if rpc_error is not None else ""
+            error = errors.from_code(code, details, output=self._transcript.has_output)
         error.__cause__ = rpc_error
         return Outcome(terminal=terminal, error=self._complete(error))
+
+    def _resume(self, code: str, failure: Failure | None) -> Outcome | None:
+        """Judge a call that ended before its request did; None where nothing is to be gone on with."""
+        reason = failure.reason if failure else None
+        started_elsewhere = isinstance(self._request, pb.ResumeGenerateRequest)
+        has_read = self._transcript.sequence > self._sequence_before
+        self._is_located = self._is_located or has_read
+        if not self.can_resume:
+            return None
+        if started_elsewhere and not self._is_located:
+            if reason is Reason.NOT_FOUND and self.calls < self._targets:
+                return Outcome(wait_s=0.0)
+            if reason is not None or self.calls >= self._calls_max:
+                return None
+        if has_read:
+            self._failures = 0
+        if not is_resumable(code, reason):
+            why = _RESUME_REFUSED.get(reason) if reason and self._is_resuming and self._is_located else None
+            return Outcome(error=self._lost(why)) if why else None
+        if not self._failures:
+            self._broken_at = self._clock()
+        self._failures += 1
+        self._is_resuming = True
+        accepted = self._transcript.accepted
+        broken = BrokenStream(
+            code=code,
+            reason=reason,
+            failures=self._failures,
+            broken_s=self._clock() - self._broken_at,
+            window_s=accepted.retention.window_s if accepted and accepted.retention else RESUME_S,
+            retry_after_s=failure.retry_after_s if failure else None,
+        )
+        wait_s = decide_resume(
+            self._retry or RetryPolicy(), broken, remaining_s=self._remaining_s(), jitter=self._draw()
+        )
+        if wait_s is None:
+            return Outcome(error=self._lost("the service was out of reach until its window or the deadline had passed"))
+        return Outcome(wait_s=wait_s)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether another call could go on with the request."""
+        if isinstance(self._request, pb.ResumeGenerateRequest):
+            return True
+        accepted = self._transcript.accepted
+        return self._is_kept and accepted is not None and accepted.retention is not None
+
+    @property
+    def outlives_calls(self) -> bool:
+        """Whether the request may run on at the service when its call is ended."""
+        return self._is_kept and self.calls > 0 and not self.is_over and self._transcript.terminal is None
+
+    @property
+    def request_name(self) -> str:
+        """Name of the request; "" while it is not known."""
+        return self._transcript.request
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether the terminal event is here."""
+        return self._transcript.terminal is not None
+
+    @property
+    def resume_point(self) -> ResumePoint | None:
+        """Where another reader would go on; None if it could not."""
+        if not self.can_resume:
+            return None
+        is_held = self.has_terminal and not self.is_over
+        return ResumePoint(self.request_name, self._transcript.sequence - is_held)
 
     def cancelled(self) -> HeadraceError:
         """Build the exception for a request that the caller ended."""
         facts = Facts(code="CANCELLED", reason=Reason.CLIENT_CANCELLED)
         return self._complete(errors.Cancelled("The request was cancelled by its caller.", facts))
 
+    def detached(self) -> HeadraceError:
+        """Build the exception for a stream that the caller left running."""
+        return self._complete(errors.Detached(f"The stream was detached; {self.request_name} runs on."))
+
     def answer(self) -> Answer:
         """What has arrived."""
-        accepted, terminal = self._accepted, self._terminal
-        return Answer(
-            text="".join(self._texts),
-            token_ids=tuple(self._token_ids),
-            logprobs=tuple(self._logprobs),
-            finish_reason=terminal.finish_reason if terminal else None,
-            stop=terminal.stop if terminal else None,
-            usage=terminal.usage if terminal else None,
-            timing=terminal.timing if terminal else None,
-            request=accepted.request if accepted else "",
-            revision=accepted.revision if accepted else "",
-            replica=accepted.replica if accepted else "",
-            attempts=terminal.attempts if terminal else (accepted.attempt if accepted else 0),
-            effective_effort=accepted.effective_effort if accepted else None,
-        )
+        return self._transcript.answer()
 
-    def _wait_s(self, code: str, failure: Failure | None, rpc_error: Any | None) -> float | None:
+    @property
+    def _calls_max(self) -> int:
+        return max(self._targets, self._retry.attempts_max if self._retry else 1)
+
+    def _retry_wait_s(self, code: str, failure: Failure | None, rpc_error: Any | None) -> float | None:
+        if isinstance(self._request, pb.ResumeGenerateRequest):
+            return None
         attempt = AttemptFailure(
             code=code,
             reason=failure.reason if failure else None,
-            accepted=self._accepted is not None,
-            output=self._has_output,
+            accepted=self._transcript.is_accepted,
+            output=self._transcript.has_output,
             retry_after_s=failure.retry_after_s if failure else None,
             pushback=_trailer(rpc_error, status.PUSHBACK),
         )
@@ -216,8 +295,14 @@ class Session:
     def _remaining_s(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
+    def _lost(self, why: str) -> HeadraceError:
+        facts = Facts(code="ABORTED", reason=Reason.STREAM_INTERRUPTED)
+        return self._complete(
+            errors.Interrupted(f"The connection was lost and the stream could not be resumed: {why}.", facts)
+        )
+
     def _broken(self, message: str) -> HeadraceError:
-        return self._complete(errors.ProtocolError(message))
+        return self._complete(ProtocolError(message))
 
     def _complete(self, error: HeadraceError) -> HeadraceError:
         error.answer = self.answer()
@@ -234,6 +319,29 @@ def check_timeout(timeout_s: float | None) -> None:
     if timeout_s is not None and not timeout_s > 0:
         facts = Facts(code="DEADLINE_EXCEEDED", reason=Reason.DEADLINE_EXCEEDED, field="timeout_s")
         raise errors.DeadlineExceeded(f"timeout_s is {timeout_s:g}: no time is left, and no call was made.", facts)
+
+
+def question_error(rpc_error: Any) -> HeadraceError:
+    """Build the exception for a call about a request that failed."""
+    failure = status.from_rpc_error(rpc_error)
+    if failure is not None:
+        error = errors.from_failure(failure, output=False)
+    else:
+        error = errors.from_code(rpc_error.code().name, rpc_error.details() or "", output=False)
+    error.calls = 1
+    error.__cause__ = rpc_error
+    return error
+
+
+def is_elsewhere(before: HeadraceError | None, error: HeadraceError) -> HeadraceError:
+    """Judge one Router's answer to a question about a request; returns what to raise if no other one knows it.
+
+    Raises:
+        HeadraceError: another Router would say the same.
+    """
+    if not isinstance(error, (errors.NotFound, errors.Unavailable)):
+        raise error
+    return error if before is None or isinstance(error, errors.Unavailable) else before
 
 
 def _contradiction(terminal: Terminal, code: str, failure: Failure | None) -> str:
