@@ -22,10 +22,12 @@ Handler = Callable[[Any, Any], Awaitable[None]]
 class Serving:
     """Has the other methods of the service, which nobody calls here."""
 
-    async def GenerateInteractive(self, request: Any, context: Any) -> None:
+    async def _unserved(self, request: Any, context: Any) -> None:
         raise NotImplementedError
 
-    ResumeGenerate = GetRequest = CancelRequest = GenerateInteractive
+    Generate: Any = _unserved
+    GenerateInteractive: Any = _unserved
+    ResumeGenerate = GetRequest = CancelRequest = _unserved
 
 
 class Writing(Serving):
