@@ -258,6 +258,9 @@ def make_dispatch(
     max_tokens: int | None = 16,
     credit: int = 1_000_000,
     remaining_s: float | None = None,
+    queue_s: float | None = None,
+    execution_s: float | None = None,
+    record_version: int = 0,
     epoch: int | None = None,
     ignore_eos: bool = True,
     **generate: Any,
@@ -273,7 +276,13 @@ def make_dispatch(
         epoch=replica.epoch if epoch is None else epoch,
         generate=request,
         credit_limit=credit,
+        record_version=record_version,
     )
-    if remaining_s is not None:
-        message.remaining.FromMilliseconds(round(remaining_s * 1000))
+    for duration, seconds in (
+        (message.remaining, remaining_s),
+        (message.queue_timeout, queue_s),
+        (message.execution_timeout, execution_s),
+    ):
+        if seconds is not None:
+            duration.FromMilliseconds(round(seconds * 1000))
     return message

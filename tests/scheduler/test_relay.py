@@ -1,0 +1,282 @@
+"""The relay on its own: who is told what, and what is dropped and counted."""
+
+import pytest
+
+from headrace.api.errors.v1 import errors_pb2
+from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.control.attempt_book import WorkerBook
+from headrace.control.attempts import AttemptLedger
+from headrace.control.resources import FailureDomain, Replica, ReplicaState
+from headrace.engine.contract import StepBatch
+from headrace.scheduler import relay as relay_module
+from headrace.scheduler.engine_run import EngineRun
+from headrace.scheduler.metrics import make_registry
+from headrace.scheduler.relay import Relay
+from support.scheduling import make_dispatch
+from support.scripted_engine import admitted, finished
+
+REVISION = "models/m/revisions/0123456789ab"
+REPLICA = Replica(
+    "replicas/a",
+    REVISION,
+    "schedulers/s",
+    "127.0.0.1:1",
+    ReplicaState.READY,
+    7,
+    4,
+    1000,
+    FailureDomain("h", "r", "z"),
+    "",
+)
+
+
+class Engine:
+    """Stands for an EngineClient: keeps what it was asked."""
+
+    is_local = True
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, request, tokens, *, input_bytes, budget):
+        self.asked.append(("generate", request["seq"]))
+
+    def credit(self, seq, limit):
+        self.asked.append(("credit", seq, limit))
+
+    def cancel(self, seqs, reason="cancelled"):
+        self.asked.append(("cancel", tuple(seqs), reason))
+
+    def condemn(self, why):
+        self.asked.append(("condemn", why))
+
+
+class NoFleet:
+    def __init__(self):
+        self.workers, self.restarts = {}, {}
+
+
+class Bench:
+    """One relay with one session; `run` is the newest run of the only replica's engine."""
+
+    def __init__(self):
+        self.relay = Relay(AttemptLedger())
+        self.session = self.relay.open_session("routers/r")
+        self.run = 1_000_000  # no number of a real run
+        self.open()
+
+    def open(self):
+        self.run += 1
+        self.engine = Engine()
+        self.relay.open_engine(
+            WorkerBook("replicas/a", REVISION, (7,), slots=4, kv_cells=1000, context_tokens=100, incarnation=self.run),
+            self.engine,
+        )
+
+    def dispatch(self, token, **fields):
+        self.relay.take(self.session, pb.AttachRequest(dispatches=[make_dispatch(REPLICA, attempt=token, **fields)]))
+
+    def take(self, **parts):
+        self.relay.take(self.session, pb.AttachRequest(**parts))
+
+    def told(self):
+        """The next frame to the Router."""
+        return self.session.take()
+
+    def tell(self, *events, run=None, seqs=(), **columns):
+        batch = StepBatch(number=1, steps=1, events=list(events), seqs=list(seqs), **columns)
+        self.relay.on_batch("replicas/a", self.run if run is None else run, batch)
+
+    def say(self, seq, tokens, run=None):
+        self.tell(
+            run=run,
+            seqs=[seq],
+            token_counts=[tokens],
+            token_ids=[1] * tokens,
+            text_lengths=[tokens],
+            text=b"x" * tokens,
+        )
+
+    def metric(self, name, **labels):
+        return make_registry(self.relay, NoFleet()).get_sample_value(f"headrace_scheduler_{name}", labels)
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+async def test_what_an_old_run_of_an_engine_says_is_dropped_and_counted(bench):
+    bench.relay.close_engine("replicas/a", drained=False)
+    bench.open()
+    bench.dispatch(5)
+    bench.told()
+    old = bench.run - 1
+    bench.tell({"type": "alive", "stats": {}}, run=old)  # says nothing of anybody
+    assert bench.metric("stale_incarnation_total") == 0
+    bench.tell(admitted(5), run=old)
+    bench.say(5, 3, run=old)
+    bench.tell(finished(5, "stop"), run=old)
+    bench.relay.on_refused(old, [5], {"reason": "OVERLOADED"})
+    frame = bench.told()
+    assert (len(frame.admitted), len(frame.deltas.attempts), len(frame.ended)) == (0, 0, 0)
+    assert bench.metric("stale_incarnation_total") == 4
+    assert bench.metric("tokens_dropped_total") == 3
+    bench.tell(admitted(5))
+    bench.say(5, 2)
+    bench.tell(finished(5, "stop", emitted=2))
+    frame = bench.told()
+    assert (len(frame.admitted), list(frame.deltas.token_counts), len(frame.ended)) == (1, [2], 1)
+
+
+async def test_each_run_of_an_engine_has_a_number_of_its_own(bench):
+    runs = [EngineRun(None, "replicas/a", bench.relay) for _ in range(2)]
+    assert runs[0].incarnation != runs[1].incarnation
+    bench.dispatch(5)
+    for run in runs:
+        run._sink.on_batch(StepBatch(events=[admitted(5)]))
+        run._sink.on_refused([5], {})
+    assert bench.metric("stale_incarnation_total") == 4
+
+
+async def test_the_record_version_is_echoed_whatever_the_end(bench):
+    for token, version in ((1, 11), (2, 12), (3, 13), (4, 14)):
+        bench.dispatch(token, record_version=version)
+    bench.dispatch(6, record_version=16, epoch=1)
+    bench.tell(admitted(1), admitted(4))
+    bench.tell(finished(1, "stop"), {"type": "refused", "seq": 2, "error": {"reason": "CONTEXT_LENGTH_EXCEEDED"}})
+    bench.relay.on_refused(bench.run, [3], {"reason": "DEADLINE_EXCEEDED"})
+    bench.relay.close_engine("replicas/a", drained=False)
+    frame = bench.told()
+    assert {a.attempt: a.record_version for a in frame.admitted} == {1: 11, 4: 14}
+    assert {e.attempt: e.record_version for e in frame.ended} == {1: 11, 2: 12, 3: 13, 4: 14, 6: 16}
+
+
+async def test_output_tokens_are_what_the_engine_handed_out_and_unset_where_nobody_knows(bench):
+    for token in (1, 2, 3):
+        bench.dispatch(token)
+        bench.tell(admitted(token))
+    bench.say(1, 2)
+    bench.tell(finished(1, "length", emitted=2))
+    bench.say(2, 2)
+    bench.relay.close_engine("replicas/a", drained=False)
+    bench.dispatch(4)
+    ended = {e.attempt: e for e in bench.told().ended}
+    assert {token: e.output_tokens for token, e in ended.items() if e.HasField("output_tokens")} == {1: 2, 3: 0, 4: 0}
+    assert not ended[2].HasField("output_tokens")
+
+
+async def test_an_old_epoch_is_refused_and_counted(bench):
+    bench.dispatch(1, epoch=6)
+    assert bench.engine.asked == []
+    assert bench.metric("attempts_ended_total", finish_reason="REJECTED", reason="STALE_EPOCH") == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "finish", "reason"),
+    [
+        ({"remaining_s": 0}, "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
+        ({"queue_s": 0}, "REJECTED", "QUEUE_TIMEOUT"),
+        ({"remaining_s": 0, "queue_s": 0}, "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
+    ],
+    ids=["the deadline", "the wait", "both"],
+)
+async def test_a_dispatch_whose_time_is_gone_ends_for_that(bench, limits, finish, reason):
+    bench.dispatch(1, **limits)
+    (ended,) = bench.told().ended
+    assert ended.reason == inference_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")
+    assert ended.error.reason == errors_pb2.Reason.Value(f"REASON_{reason}")
+    assert ended.error.metadata["stage"] == "queue"
+    assert bench.engine.asked == []
+    assert bench.metric("attempts_ended_total", finish_reason=finish, reason=reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "operation", "finish", "reason"),
+    [
+        ("CANCELLED", "cancelled", "CANCELLED", "CLIENT_CANCELLED"),
+        ("DEADLINE_EXCEEDED", "deadline", "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"),
+        ("SLOW_CONSUMER", "cancelled", "SLOW_CONSUMER", "SLOW_CONSUMER"),
+        ("REJECTED", "cancelled", "REJECTED", "QUEUE_TIMEOUT"),
+        ("DRAINED", "cancelled", "CANCELLED", "CLIENT_CANCELLED"),
+        ("UNSPECIFIED", "cancelled", "CANCELLED", "CLIENT_CANCELLED"),
+    ],
+)
+async def test_a_cancel_ends_for_its_first_cause_and_each_has_a_label_of_its_own(
+    bench, cause, operation, finish, reason
+):
+    bench.dispatch(1)
+    number = inference_pb2.FinishReason.Value(f"FINISH_REASON_{cause}")
+    bench.take(cancels=[pb.Cancel(attempt=1, cause=number)])
+    bench.take(cancels=[pb.Cancel(attempt=1, cause=inference_pb2.FINISH_REASON_CANCELLED)])
+    assert bench.engine.asked[1:] == [("cancel", (1,), operation)]
+    bench.tell(finished(1, operation))
+    (ended,) = bench.told().ended
+    assert ended.reason == inference_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")
+    assert bench.metric("attempts_ended_total", finish_reason=finish, reason=reason) == 1
+    assert bench.metric("cancels_repeated_total") == 1
+    assert bench.metric("cancels_total") == bench.metric("cancels_confirmed_total") == 1
+    assert bench.metric("cancel_to_confirmed_seconds_count") == 1
+    assert bench.metric("cancel_to_confirmed_seconds_bucket", le="10.0") == 1
+
+
+async def test_credits_that_raise_nothing_or_come_too_late_do_not_reach_the_engine(bench):
+    bench.dispatch(1, credit=8)
+    for limit in (8, 16, 12, 2**40, 2**50):
+        bench.take(credits=[pb.Credit(attempt=1, limit=limit)])
+    bench.take(cancels=[pb.Cancel(attempt=1)])
+    bench.take(credits=[pb.Credit(attempt=1, limit=100)])
+    sent = [asked[2] for asked in bench.engine.asked if asked[0] == "credit"]
+    assert sent == [16, 2**31 - 1]
+    assert bench.metric("stale_credits_total") == 3
+
+
+async def test_loads_follow_preemption(bench):
+    def load():
+        (replica,) = bench.relay.load_report().replicas
+        return replica.active, replica.waiting, replica.kv_cells_reserved
+
+    bench.dispatch(1, max_tokens=20)
+    bench.tell(admitted(1))
+    assert load() == (1, 0, 25)
+    bench.tell({"type": "preempted", "seq": 1, "preemptions": 1})
+    assert load() == (0, 1, 0)
+    assert bench.metric("attempts_preempted", revision=REVISION) == 1
+    bench.tell({"type": "resumed", "seq": 1, "preemptions": 1, "cached_tokens": 3})
+    assert load() == (1, 0, 25)
+    bench.tell(  # merged: both of one more preemption, in the order that the engine had them
+        {"type": "preempted", "seq": 1, "preemptions": 2}, {"type": "resumed", "seq": 1, "preemptions": 2}
+    )
+    assert load() == (1, 0, 25)
+    bench.tell({"type": "preempted", "seq": 1, "preemptions": 3}, finished(1, "cancelled"))
+    bench.tell({"type": "preempted", "seq": 1, "preemptions": 4}, {"type": "resumed", "seq": 9, "preemptions": 1})
+    assert load() == (0, 0, 0)
+    assert (bench.metric("preemptions_total"), bench.metric("late_messages_total")) == (3, 2)
+
+
+async def test_an_attempt_that_outlived_a_limit_is_ended_for_that_limit(bench):
+    bench.dispatch(1, queue_s=3)
+    bench.dispatch(2, execution_s=3)
+    bench.tell(admitted(2))
+    now = bench.relay.ledger.attempts[1].received_at
+    bench.relay.tick(now + 3 + relay_module.OVERDUE_S / 2)
+    assert len(bench.engine.asked) == 2
+    bench.relay.tick(now + 4 + relay_module.OVERDUE_S)
+    assert sorted(bench.engine.asked[2:]) == [("cancel", (1,), "cancelled"), ("cancel", (2,), "cancelled")]
+    bench.tell(finished(1, "cancelled"), finished(2, "cancelled"))
+    reasons = {e.attempt: errors_pb2.Reason.Name(e.error.reason) for e in bench.told().ended}
+    assert reasons == {1: "REASON_QUEUE_TIMEOUT", 2: "REASON_EXECUTION_TIMEOUT"}
+
+
+async def test_an_engine_that_does_not_confirm_is_condemned_after_two_looks(bench):
+    bench.dispatch(1)
+    bench.take(cancels=[pb.Cancel(attempt=1)])
+    asked_at = bench.relay.ledger.attempts[1].cancel_asked_at
+    late = asked_at + relay_module.CANCEL_CONFIRM_S
+    for now in (late - 2, late - 1, late + 0.1):
+        bench.relay.tick(now)
+    assert bench.metric("engines_hung_total") == 0
+    bench.relay.tick(late + 1.1)
+    assert bench.engine.asked[-1] == ("condemn", "the engine did not confirm a cancel within 10 s")
+    assert bench.metric("engines_hung_total") == 1
