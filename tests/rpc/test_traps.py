@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import logging
 import weakref
 from typing import Any
 
@@ -45,6 +44,11 @@ async def in_write(context: Any) -> None:
 
 async def in_our_write(context: Any) -> None:
     await context.write(BIG)
+
+
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What gRPC reports as errors of a handler; its grumbling about one event loop for each test is no concern here."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("grpc")]
 
 
 # A client that leaves: CancelledError, or ExecuteBatchError inside a write
@@ -106,7 +110,7 @@ async def test_a_call_that_ends_from_outside_has_one_outcome_wherever_its_handle
         outcome = {"cancel": "CLIENT_CANCELLED", "deadline": "DEADLINE_EXCEEDED", "stop": "DRAINING"}[how]
         assert running.outcomes == [("Generate", outcome)]
         call.cancel()
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "no alarm for a client's leave"
+    assert not alarms(caplog)
 
 
 @pytest.mark.parametrize("timeout_s", [1.2345, 1.001])
@@ -410,7 +414,7 @@ async def test_nothing_is_left_of_a_call_whose_reader_never_reads_on(
         await until(lambda: len(asyncio.all_tasks()) <= before, "no task is left")
         assert running.outcomes == [("Generate", "SLOW_CONSUMER")]
         call.cancel()
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not alarms(caplog)
 
 
 async def test_a_second_write_beside_a_broken_one_is_an_error_that_says_so() -> None:

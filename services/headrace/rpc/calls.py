@@ -86,6 +86,14 @@ class _Responding:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
+    async def is_over(self) -> bool:
+        """Wait for the first write, if there is one; whether the call had ended before it was through."""
+        if self.first is None:
+            return False
+        await asyncio.wait({self.first})
+        error = self.first.exception()
+        return error is not None and is_call_over(error)
+
     async def write(self, message: Any) -> None:
         """See grpc.aio.ServicerContext.write."""
         if self.first is None:
@@ -121,8 +129,8 @@ async def _run(name: str, context: Context, observe: Observe, running: Awaitable
     # Here, where the exception is gone and with it all that the handler held: to send a status can take long.
     del running
     observe(name, reason)
-    if responding is not None and responding.first is not None:
-        await asyncio.wait({responding.first})
+    if responding is not None and await responding.is_over():
+        raise asyncio.CancelledError
     try:
         await context.abort(*ending)
     except grpc.aio.InternalError as late:
