@@ -9,7 +9,8 @@ heard = await Asker("aio")(service.target)    read a stream to its end: events, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +138,8 @@ class Scripted:
         except asyncio.CancelledError:
             if not play.is_cancelled:
                 raise
-            await play.finish("CANCELLED", failure=CANCELLED)
+            if play.sequence:
+                await play.finish("CANCELLED", failure=CANCELLED)
             raise CANCELLED from None
         finally:
             self._running.remove((play, script))
@@ -190,12 +192,86 @@ class Heard:
         return [type(event).__name__ for event in self.events]
 
 
+class Reading:
+    """A stream of either client, step by step, while the service runs in this loop."""
+
+    def __init__(self, stream: Any, kind: str) -> None:
+        self.stream = stream
+        self._is_blocking = kind == "blocking"
+        self._events: Any = None
+
+    async def next(self) -> Event | None:
+        """The next event; None at the end."""
+        if self._events is None:
+            self._events = iter(self.stream) if self._is_blocking else aiter(self.stream)
+        if self._is_blocking:
+            return await asyncio.to_thread(next, self._events, None)
+        return await anext(self._events, None)
+
+    async def through(self, sequence: int) -> list[Event]:
+        """All events up to `sequence`."""
+        events = []
+        while not events or events[-1].sequence < sequence:
+            event = await self.next()
+            assert event is not None
+            events.append(event)
+        return events
+
+    async def rest(self) -> Heard:
+        """Read to the end."""
+        heard = Heard()
+        try:
+            while (event := await self.next()) is not None:
+                heard.events.append(event)
+            heard.answer = self.stream.answer
+        except HeadraceError as error:
+            heard.error = error
+        return heard
+
+    async def leave(self) -> None:
+        """What breaking out of a loop does."""
+        if self._is_blocking:
+            await asyncio.to_thread(self._events.close)
+        else:
+            await self._events.aclose()
+
+    async def leave_context(self) -> None:
+        """What the end of a `with` block does."""
+        if self._is_blocking:
+            await asyncio.to_thread(self.stream.__exit__, None, None, None)
+        else:
+            await self.stream.__aexit__(None, None, None)
+
+
 class Asker:
     """Reads streams with one kind of client, "aio" or "blocking", in its default form or with "-plain" behind it."""
 
     def __init__(self, kind: str) -> None:
         self.kind, _, form = kind.partition("-")
         self.interactive = form != "plain"
+
+    @contextlib.asynccontextmanager
+    async def client(self, target: str | list[str], **options: Any) -> AsyncIterator[Any]:
+        """A client of this kind, for `reading`."""
+        options = {"retry": FAST, "interactive": self.interactive, **options}
+        if self.kind == "aio":
+            async with AsyncClient(target, **options) as client:
+                yield client
+        else:
+            blocking = Client(target, **options)
+            try:
+                yield blocking
+            finally:
+                await asyncio.to_thread(blocking.close)
+
+    def reading(self, stream: Any) -> Reading:
+        return Reading(stream, self.kind)
+
+    async def wait(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a method of a client of this kind."""
+        if self.kind == "aio":
+            return await function(*arguments, **options)
+        return await asyncio.to_thread(function, *arguments, **options)
 
     async def __call__(
         self, target: str | list[str], *, retry: RetryPolicy | None = FAST, timeout_s: float = TIMEOUT_S, **options: Any

@@ -279,6 +279,7 @@ class AsyncStream:
             elif self._session.outlives_calls and not self._is_detached and not await self._end_by_frame():
                 await self.end_by_call()
         finally:
+            self._session.is_over = True
             self._close_call()
 
     async def _end_by_frame(self) -> bool:

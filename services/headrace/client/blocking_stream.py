@@ -325,6 +325,7 @@ class Stream:
             if self._asking is not None:
                 confirmed(self._asking)
         finally:
+            self._session.is_over = True
             self._close_call()
 
     def _end_by_frame(self) -> bool:
