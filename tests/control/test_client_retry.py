@@ -1,10 +1,17 @@
-"""The client's retry rule, as a table and as properties."""
+"""The client's rules for another call, to ask again or to go on reading, as tables and as properties."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.client_retry import AttemptFailure, RetryPolicy, decide_retry
+from headrace.control.client_retry import (
+    AttemptFailure,
+    BrokenStream,
+    RetryPolicy,
+    decide_resume,
+    decide_retry,
+    is_resumable,
+)
 from headrace.control.errors import RULES, Reason, Retry
 
 POLICY = RetryPolicy(attempts_max=3, backoff_first_s=0.1, backoff_max_s=0.3)
@@ -116,3 +123,80 @@ def test_a_wait_is_never_negative_never_past_the_deadline_and_never_after_output
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def resume(
+    code: str = "UNAVAILABLE",
+    reason: Reason | None = None,
+    *,
+    failures: int = 1,
+    broken_s: float = 0.0,
+    retry_after_s: float | None = None,
+    remaining_s: float | None = 60.0,
+    jitter: float = 0.5,
+) -> float | None:
+    broken = BrokenStream(code, reason, failures, broken_s, window_s=10.0, retry_after_s=retry_after_s)
+    return decide_resume(POLICY, broken, remaining_s=remaining_s, jitter=jitter)
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        pytest.param({}, 0.05, id="a lost connection, with jitter"),
+        pytest.param({"code": "INTERNAL"}, 0.05, id="a reset stream"),
+        pytest.param({"code": "UNKNOWN"}, 0.05, id="a stream that gRPC has removed"),
+        pytest.param({"code": "CANCELLED"}, None, id="a call that was cancelled here"),
+        pytest.param({"code": "DEADLINE_EXCEEDED"}, None, id="the deadline"),
+        pytest.param({"code": "UNIMPLEMENTED"}, None, id="a service that cannot"),
+        pytest.param({"failures": 2, "jitter": 1.0}, 0.2, id="the wait doubles"),
+        pytest.param({"failures": 9, "jitter": 1.0}, 0.3, id="up to its bound"),
+        pytest.param({"failures": 10**6, "jitter": 1.0}, 0.3, id="however often"),
+        pytest.param({"reason": Reason.OVERLOADED, "retry_after_s": 2.0}, 2.0, id="the service's delay is kept"),
+        pytest.param({"broken_s": 9.96}, None, id="no wait that reaches the end of the window"),
+        pytest.param({"retry_after_s": 10.0}, None, id="not even the service's"),
+        pytest.param({"remaining_s": 0.05}, None, id="nor the deadline"),
+        pytest.param({"remaining_s": None}, 0.05, id="which there need not be"),
+    ],
+)
+def test_what_follows_a_broken_stream(broken: dict[str, object], expected: float | None) -> None:
+    assert resume(**broken) == expected  # type: ignore[arg-type]
+
+
+def test_only_refusals_that_say_nothing_about_the_request_are_waited_out() -> None:
+    waited = {reason for reason in Reason if is_resumable(RULES[reason].code, reason)}
+    assert waited == {Reason.OVERLOADED, Reason.DRAINING, Reason.NO_SNAPSHOT, Reason.STORE_UNAVAILABLE}
+    assert Reason.STREAM_TAKEN_OVER not in waited, "two readers would take the stream from each other for ever"
+
+
+@given(
+    st.sampled_from(["UNAVAILABLE", "INTERNAL", "UNKNOWN", "CANCELLED"]),
+    st.none() | st.sampled_from(Reason),
+    st.integers(1, 10_000),
+    st.floats(0, 20),
+    st.none() | st.floats(0, 20),
+    st.none() | st.floats(0, 20),
+    st.floats(0, 1),
+)
+def test_a_resumption_is_begun_in_the_window_and_before_the_deadline(
+    code: str,
+    reason: Reason | None,
+    failures: int,
+    broken_s: float,
+    retry_after_s: float | None,
+    remaining_s: float | None,
+    jitter: float,
+) -> None:
+    wait_s = resume(
+        code,
+        reason,
+        failures=failures,
+        broken_s=broken_s,
+        retry_after_s=retry_after_s,
+        remaining_s=remaining_s,
+        jitter=jitter,
+    )
+    if wait_s is not None:
+        assert is_resumable(code, reason)
+        assert broken_s + wait_s < 10.0
+        assert remaining_s is None or wait_s < remaining_s
+        assert wait_s == retry_after_s or 0 <= wait_s <= POLICY.backoff_max_s

@@ -121,6 +121,7 @@ class Stream:
         self._cancel = threading.Event()
         self._kill: threading.Timer | None = None
         self._asking: grpc.Future[pb.Request] | None = None
+        self._ask_once = threading.Lock()
         self._events_ref: weakref.ref[Generator[Event, None, None]] | None = None
 
     def __iter__(self) -> Generator[Event, None, None]:
@@ -282,8 +283,8 @@ class Stream:
                 self._outbox.cancel()
         elif not session.request_name:
             self._is_end_asked = True  # by name, once that is known
-        elif self._asking is None:
-            self._asking = self.end_by_call()
+        else:
+            self.end_by_call()
         self._start_kill()
 
     def _start_kill(self) -> None:
@@ -293,14 +294,14 @@ class Stream:
             kill.start()
 
     def end_by_call(self) -> grpc.Future[pb.Request] | None:
-        """Begin to end the request by a call of its own, if it might outlive its reader's."""
-        if not self._session.outlives_calls or not self._session.request_name or self._is_detached:
-            return None
-        assert self._channel is not None
-        with contextlib.suppress(ValueError):  # the channel is closed
-            ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
-            return ask.future(pb.CancelRequestRequest(request=self._session.request_name), timeout=END_S)
-        return None
+        """Begin to end the request by a call of its own, once, if it might outlive its reader's."""
+        session = self._session
+        with self._ask_once, contextlib.suppress(ValueError):  # the channel is closed
+            if self._asking is None and session.outlives_calls and session.request_name and not self._is_detached:
+                assert self._channel is not None
+                ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
+                self._asking = ask.future(pb.CancelRequestRequest(request=session.request_name), timeout=END_S)
+        return self._asking
 
     def client_closes(self) -> grpc.Future[pb.Request] | None:
         """End waits, and begin to end the request at the service, before its channel is closed."""
@@ -321,7 +322,7 @@ class Stream:
             if self._asking is None and self._session.outlives_calls and not self._is_detached:
                 if self._end_by_frame():
                     return
-                self._asking = self.end_by_call()
+                self.end_by_call()
             if self._asking is not None:
                 confirmed(self._asking)
         finally:
