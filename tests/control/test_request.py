@@ -122,6 +122,15 @@ def test_what_follows_a_failed_attempt(end: AttemptEnd, had_output: bool, attemp
     assert told.machine.next(3.0) is step
 
 
+@pytest.mark.parametrize(("now", "reason"), [(20.0, Reason.QUEUE_TIMEOUT), (100.0, Reason.DEADLINE_EXCEEDED)])
+def test_no_retry_once_a_limit_has_passed(now: float, reason: Reason) -> None:
+    told = Told()
+    told.dispatch()
+    told.ended(LOST, now)
+    assert told.read(now) is Step.OVER
+    assert (told.steps, told.machine.record.reason) == ([Step.REFUSED], reason)
+
+
 def test_when_nobody_can_take_it_the_last_answer_is_the_end() -> None:
     told = Told()
     told.dispatch()

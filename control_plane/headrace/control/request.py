@@ -336,7 +336,11 @@ class RequestMachine:
         if end is None:
             return Step.PAUSED if self._notice_due and self.writing_since is None else Step.WAIT
         if end.is_retryable and self._early is None and self.record.may_retry(self._terms.attempts_max):
-            return Step.RETRY
+            passed = self.budget.passed(now)
+            if passed is None:
+                return Step.RETRY
+            self.ask_end(passed, now)
+            return None
         self._conclude(end)
         return None
 

@@ -160,6 +160,7 @@ class Session:
         if previous is not None:
             previous.break_off(Failure(Reason.STREAM_TAKEN_OVER, "Another call has resumed this stream."))
         self.machine.attach(kind, position, time.monotonic())
+        self._grant()  # to resume behind an event confirms it
         return missed
 
     def detach(self, reader: SessionReader) -> None:
@@ -171,6 +172,7 @@ class Session:
             self._stop_engine()
         if self.log is not None:
             self._alone_from, self._alone_bytes = self.log.last, 0
+            self._grant()  # what the reader had not confirmed, the log has taken
         self._proceed()
 
     def take(self) -> Event | None:
