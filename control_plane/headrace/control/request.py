@@ -316,7 +316,7 @@ class RequestMachine:
         if self._is_told:
             return Step.OVER
         if self.record.finish is None:
-            step = self._next_live()
+            step = self._next_live(now)
             if step is not None:
                 return step
         if self.sequence == 0:
@@ -326,7 +326,7 @@ class RequestMachine:
             return Step.WAIT
         return Step.TERMINAL
 
-    def _next_live(self) -> Step | None:
+    def _next_live(self, now: float) -> Step | None:
         """As `next` while no end is decided; None: it has just been."""
         if self._has_news:
             return Step.RETRIED if self._was_accepted else Step.ACCEPTED
