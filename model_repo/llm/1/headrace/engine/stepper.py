@@ -18,7 +18,7 @@ from headrace.engine.text import Release
 
 
 class Stepper:
-    """Calls `end` for a sequence that met its stop, `use_up` for one at its limit, `pause` for one that may not begin."""
+    """Calls `end` for a sequence that met its stop, `use_up` for one at its limit, `pause` for one without credit."""
 
     def __init__(
         self,
