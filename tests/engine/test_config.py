@@ -10,6 +10,7 @@ def test_a_configuration_is_read(tmp_path):
     path.write_text(json.dumps({"engine": "synthetic", "slots": 2, "context_tokens": 64}))
     config = load_config({ENVIRONMENT_VARIABLE: str(path)})
     assert (config.slots, config.kv_cells, config.prefill_chunk) == (2, 128, 128)
+    assert (config.preempt_after_ms, config.run_ahead_tokens) == (200, 0)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,10 @@ def test_a_configuration_is_read(tmp_path):
         ({"slots": 0}, "slots"),
         ({"slots": True}, "slots"),
         ({"kv_cells": 10}, "kv_cells"),
+        ({"preempt_after_ms": -1}, "preempt_after_ms"),
+        ({"preempt_after_ms": 0.5}, "preempt_after_ms"),
+        ({"run_ahead_tokens": -1}, "run_ahead_tokens"),
+        ({"run_ahead_tokens": None}, "run_ahead_tokens"),
         ({"context_tokens": "8"}, "context_tokens"),
         ({"decode_tokens_per_s": -1}, "decode_tokens_per_s"),
         ({"prefill_tokens_per_s": float("nan")}, "prefill_tokens_per_s"),

@@ -201,6 +201,9 @@ def test_a_request_is_read_with_its_share_of_the_tokens():
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"credit": -2}, "credit"),
         ({"deadline_ms": -1}, "deadline_ms"),
+        ({"queue_ms": -1}, "queue_ms"),
+        ({"queue_ms": 1.5}, "queue_ms"),
+        ({"execution_ms": True}, "execution_ms"),
         ({"surprise": 1}, "surprise"),
     ],
 )

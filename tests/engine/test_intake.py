@@ -72,6 +72,16 @@ def test_a_request_is_prepared() -> None:
     assert entry.max_tokens == CONTEXT - len(entry.prompt), "null means what the context leaves"
     assert entry.sampling.seed == 4711
     assert (entry.received_ns, entry.deadline_ns) == (5_000_000, 8_000_000)
+    assert (entry.queue_until_ns, entry.execution_ns) == (0, 0)
+
+
+def test_limits_of_time_are_counted_from_receipt_or_last_from_the_admission() -> None:
+    entry = Desk().generate(prompt="x", queue_ms=2, execution_ms=3)
+    assert isinstance(entry, Prepared)
+    assert (entry.deadline_ns, entry.queue_until_ns, entry.execution_ns) == (0, 7_000_000, 3_000_000)
+    entry = Desk().generate(prompt="x", execution_ms=0)
+    assert isinstance(entry, Prepared)
+    assert entry.execution_ns == 1, "0 ms is a limit, 0 ns is none"
 
 
 def test_a_cap_bounds_only_an_unset_limit() -> None:

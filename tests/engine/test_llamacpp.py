@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from headrace.engine.request import Sampling
 SLOTS = 8
 CELLS = 2048
 COUNTING = "1\n2\n3\n4\n5\n6\n"
+# The likeliest token leads by so much that rounding, which depends on the batch, cannot decide: docs/decisions.md.
+DECISIVE = [COUNTING, "one, one, one, one, one, one, one,", "item 1, item 2, item 3, item 4, item 5,"]
 OPEN = "Once upon a time there was a"
 
 
@@ -46,6 +49,10 @@ def hand(backend: LlamaBackend) -> Iterator[Hand]:
     yield hand
     hand.assert_idle()
     hand.loop.close()
+    clean(backend)
+
+
+def clean(backend: LlamaBackend) -> None:
     for lane in range(2 * SLOTS):
         backend.free(lane)
 
@@ -60,6 +67,55 @@ def test_greedy_counts_on_and_text_agrees_with_ids(hand: Hand) -> None:
     ids, text = ask(hand, 1, COUNTING, max_tokens=12)
     assert text.startswith("7\n8\n9\n")
     assert text == b"".join(hand.backend.piece(i) for i in ids).decode()
+
+
+@pytest.mark.parametrize("prompt", DECISIVE)
+@pytest.mark.parametrize("is_cached", [True, False], ids=["from the prefix cache", "computed anew"])
+def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
+    backend: LlamaBackend, prompt: str, is_cached: bool
+) -> None:
+    """Each time another sequence takes the only slot; where it wants all cells, nothing of the first is left."""
+    undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
+    expected = ask(undisturbed, 1, prompt, max_tokens=24, top_logprobs=1)
+    undisturbed.loop.close()
+    clean(backend)
+    hand = Hand(backend, slots=1, kv_cells=CELLS)
+    hand.submit(prepared(backend, 1, prompt, max_tokens=24, top_logprobs=1, credit=5))
+    hand.run()
+    for number, credit in ((1, 13), (2, -1)):
+        other = prepared(backend, 10 + number, [7] * 20, max_tokens=6, ignore_eos=True)
+        hand.submit(other if is_cached else replace(other, prompt=[7] * (CELLS - 6)))
+        hand.now_ns += 200_000_000
+        hand.run()
+        assert len(hand.events("preempted")) == number
+        assert hand.finished(10 + number)["reason"] == "length"
+        hand.grant(1, credit)
+        hand.run()
+    assert hand.output(1) == expected
+    assert hand.finished(1)["usage"]["generated"] == 24
+    resumed = [event["cached_tokens"] for event in hand.events("resumed")]
+    length = len(backend.tokenize(prompt))
+    assert resumed == ([length + 5 - 1, length + 13 - 1] if is_cached else [0, 0])
+    hand.assert_idle()
+    hand.loop.close()
+    clean(backend)
+
+
+def test_an_engine_that_runs_ahead_says_the_same(backend: LlamaBackend) -> None:
+    undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
+    expected = ask(undisturbed, 1, COUNTING, max_tokens=24)
+    undisturbed.loop.close()
+    clean(backend)
+    hand = Hand(backend, slots=1, kv_cells=CELLS, run_ahead=4)
+    hand.submit(prepared(backend, 1, COUNTING, max_tokens=24, credit=1))
+    for credit in range(1, 25):
+        hand.grant(1, credit)
+        hand.run()
+        assert len(hand.output(1)[0]) == credit
+    assert hand.output(1) == expected
+    assert len(hand.events("resumed")) > 2
+    hand.loop.close()
+    clean(backend)
 
 
 def test_top_k_of_one_is_greedy(hand: Hand) -> None:

@@ -67,6 +67,20 @@ def test_a_long_answer_is_valid_text_of_mostly_whole_pieces(prompt: str) -> None
     assert 0 < cut < len(pieces) / 10
 
 
+@pytest.mark.parametrize("cut", [1, 7, 255, 256, 257, 300])
+@pytest.mark.parametrize("prompt", ["a", "[[end=290]]", "[[say=one two three]]"])
+def test_an_answer_goes_on_after_any_token(prompt: str, cut: int) -> None:
+    sampling = Sampling(temperature=1.0, seed=7)
+    whole = generate(prompt, 600, sampling)
+    backend = SyntheticBackend()
+    tokens = backend.tokenize(prompt)
+    backend.begin(3, tokens, whole[:cut], sampling, None)
+    drawn = backend.step([], [Prefill(3, 0, [*tokens, *whole[:cut]], True)]).tokens
+    while len(drawn) < 600 - cut:
+        drawn += backend.step([3], []).tokens
+    assert drawn == whole[cut:]
+
+
 @pytest.mark.parametrize("end", [0, 1, 255, 256, 300])
 def test_a_prompt_can_set_the_end(end: int) -> None:
     drawn = generate(f"[[end={end}]]", end + 1)
