@@ -19,6 +19,7 @@ from support import stack as stacks
 FAST = "fast"
 WINDOW = 32
 STOP_S = 10.0
+MAX_TOKENS = 60_000
 READ_FIRST = 200
 """Tokens that the slow reader takes before it stops."""
 OTHERS = 15
@@ -35,7 +36,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def slow_interactive(router: str, stop_s: float) -> dict[str, int]:
     """The SDK's default form."""
     async with AsyncClient(router) as client:
-        stream = client.generate("slow reader", model=FAST, max_tokens=100_000, timeout_s=120.0)
+        stream = client.generate("slow reader", model=FAST, max_tokens=MAX_TOKENS, timeout_s=120.0)
         consumed = 0
         async with contextlib.aclosing(aiter(stream)) as events:
             async for event in events:
@@ -52,7 +53,7 @@ async def slow_plain(router: str, stop_s: float, options: list[tuple[str, int | 
     """A plain call with these channel options, read with gRPC's own reader, which takes one message at a time."""
     async with grpc.aio.insecure_channel(router, options=options) as channel:
         stub = InferenceServiceStub(channel)
-        call = stub.Generate(pb.GenerateRequest(model=FAST, prompt="slow reader", max_tokens=100_000), timeout=120.0)
+        call = stub.Generate(pb.GenerateRequest(model=FAST, prompt="slow reader", max_tokens=MAX_TOKENS), timeout=120.0)
         consumed, name, size = 0, "", 0
         while consumed < READ_FIRST:
             event: Any = await call.read()
@@ -77,7 +78,9 @@ async def others_rate(router: str, during: Any, seconds: float) -> float:
     async def one(client: AsyncClient, number: int) -> None:
         nonlocal received
         # A window that suits a fast engine and a slow machine: tokens then travel many to an event.
-        stream = client.generate(f"other {number}", model=FAST, max_tokens=100_000, window_tokens=1024, timeout_s=120.0)
+        stream = client.generate(
+            f"other {number}", model=FAST, max_tokens=MAX_TOKENS, window_tokens=1024, timeout_s=120.0
+        )
         async for event in stream:
             if isinstance(event, Delta):
                 received += len(event.token_ids)
@@ -93,6 +96,7 @@ async def others_rate(router: str, during: Any, seconds: float) -> float:
         rate = (received - before) / (loop.time() - at)
         if slow is not None:
             await slow
+        assert not any(task.done() for task in tasks), "a reader ended before its time"
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

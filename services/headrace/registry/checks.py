@@ -148,6 +148,9 @@ def _check_execution(wrong: _Wrong, run: Execution) -> None:
     wrong.unless(fits, f"{at}.kv_cells", "must hold at least one sequence of context_tokens")
     wrong.unless(run.prefill_chunk <= TOKENS_MAX, f"{at}.prefill_chunk", f"must be at most {TOKENS_MAX}")
     wrong.unless(run.threads <= 1024, f"{at}.threads", "must be at most 1024")
+    wrong.unless(run.run_ahead_tokens <= TOKENS_MAX, f"{at}.run_ahead_tokens", f"must be at most {TOKENS_MAX}")
+    pauses = run.engine is Engine.LLAMACPP and run.run_ahead_tokens > 0
+    wrong.unless(not pauses, f"{at}.run_ahead_tokens", "must be 0: llama.cpp pauses a sequence by itself")
     for field in ("synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s"):
         value = getattr(run, field)
         wrong.unless(math.isfinite(value) and value >= 0, f"{at}.{field}", "must be 0 or more")

@@ -234,6 +234,7 @@ def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int
         "max_waiting": 2 * waiting_max(run.slots) + run.slots + _ENGINE_WAITING_SLACK,
         "threads": threads,
         "prefill_chunk": run.prefill_chunk,
+        "run_ahead_tokens": run.run_ahead_tokens,
     }
     if run.engine is Engine.SYNTHETIC:
         config["prefill_tokens_per_s"] = run.synthetic_prefill_tokens_per_s
