@@ -11,7 +11,7 @@ import pytest
 from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import RetryPolicy
-from headrace.control.errors import Failure, Reason
+from headrace.control.errors import RULES, Failure, Reason
 from support.scripted import KEPT, Play, Scripted, until
 
 TEXTS = [f"<{number}>" for number in range(12)]
@@ -125,10 +125,13 @@ async def test_what_is_not_resumed(
 )
 async def test_a_resumption_that_is_refused_says_why(serve: Any, ask: Any, reason: Reason, says: str) -> None:
     service = await serve(Story(5), refusing(Failure(reason, "No.")))
-    heard = await ask(service.target, on_disconnect="continue")
+    async with ask.client(service.target) as client:
+        reading = ask.reading(client.generate("hi", model="chat", on_disconnect="continue"))
+        heard = await reading.rest()
+        assert reading.stream.resume_point is None
     assert type(heard.error) is sdk.Interrupted
     assert says in str(heard.error)
-    assert heard.error.reason is Reason.STREAM_INTERRUPTED
+    assert (heard.error.reason, heard.error.code) == (None, RULES[reason].code), "no worker was lost"
     assert (heard.error.answer.text, service.calls) == ("".join(TEXTS[:3]), 2)
 
 

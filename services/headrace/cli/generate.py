@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from typing import Any
 
 import click
-from rich.console import Console
 
-from headrace.cli.answers import event_line, problem_of, usage_table
+from headrace.cli.answers import print_stream, problem_of
 from headrace.cli.places import find
-from headrace.cli.problems import EXIT_INTERRUPTED, EXIT_USAGE, Problem
-from headrace.client import Cancelled, Client, Delta, Event, HeadraceError, Stream
+from headrace.cli.problems import EXIT_USAGE, Problem
+from headrace.client import Client, HeadraceError
 
 _SAMPLING = (
     ("temperature", float, "0 always takes the likeliest token; up to 10."),
@@ -52,10 +47,20 @@ def _sampling_options(command: Any) -> Any:
 @click.option(
     "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Deadline of the whole request. Default: 300."
 )
+@click.option(
+    "--resume", "resumable", is_flag=True, help="Survive a lost connection: the request runs on, and is resumed."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print events, one JSON document a line.")
 @click.option("--quiet", is_flag=True, help="No table at the end.")
 def generate(
-    prompt: str, model: str | None, chat: bool, system: str | None, as_json: bool, quiet: bool, **options: Any
+    prompt: str,
+    model: str | None,
+    chat: bool,
+    system: str | None,
+    resumable: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Ask for one answer to PROMPT ("-" reads it from standard input) and print it as it is generated.
 
@@ -63,10 +68,14 @@ def generate(
     alone. Ctrl-C cancels the request. Exit code 0 for a complete answer, 2 for a request that cannot work, 1 for
     one that failed, 130 when cancelled.
 
+    With --resume a lost connection ends nothing: this command goes on where it was, and `headrace request resume`
+    does so from elsewhere, for as long as the service keeps the events.
+
     \b
     headrace generate "Once upon a time" --max-tokens 64 --temperature 0
     headrace generate --chat --system "Answer in one word." "What is the capital of France?"
     cat notes.txt | headrace generate - --json
+    headrace generate "A long story" --resume
     """  # noqa: D301
     places = find()
     model = model or places.model
@@ -74,6 +83,8 @@ def generate(
         raise Problem("no model was named", hint="--model NAME; `headrace model list` has them", code=EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt
     options["stop"] = list(options["stop"]) or None
+    if resumable:
+        options["on_disconnect"] = "continue"
     with Client(places.router) as client:
         try:
             if chat or system:
@@ -82,75 +93,6 @@ def generate(
                 stream = client.generate(model=model, messages=messages, **options)
             else:
                 stream = client.generate(text, model=model, **options)
-            _print(stream, as_json=as_json)
         except HeadraceError as error:
-            if error.answer is not None and error.answer.usage is not None and not quiet:
-                Console(stderr=True, highlight=False).print(usage_table(error.answer))
             raise problem_of(error, places.router) from None
-    if not quiet:
-        Console(stderr=True, highlight=False).print(usage_table(stream.answer))
-
-
-def _print(stream: Stream, *, as_json: bool) -> None:
-    show: _Json | _Text = _Json() if as_json else _Text()
-    with _interrupt_cancels(stream) as interrupted:
-        try:
-            with closing(iter(stream)) as events:
-                for event in events:
-                    show.event(event)
-        except Cancelled:
-            if not interrupted.is_set():
-                raise
-        finally:
-            show.end()
-    if interrupted.is_set():
-        raise Problem("cancelled", code=EXIT_INTERRUPTED)
-
-
-@contextmanager
-def _interrupt_cancels(stream: Stream) -> Iterator[threading.Event]:
-    """Make ctrl-C cancel the request; a second one is Python's own.
-
-    KeyboardInterrupt is raised wherever Python happens to be, and is lost if that is a destructor or a callback of
-    gRPC's; and there is none where a script started this in the background, which leaves SIGINT ignored.
-    """
-    interrupted = threading.Event()
-
-    def on_interrupt(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupted.set()
-        # In a thread: the one that was interrupted may hold the very lock that cancelling takes.
-        threading.Thread(target=stream.cancel, name="cancel", daemon=True).start()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Json:
-    def event(self, event: Event) -> None:
-        sys.stdout.write(event_line(event) + "\n")
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        """Every line has ended."""
-
-
-class _Text:
-    """Text as it comes, and a newline at the end unless it has one."""
-
-    def __init__(self) -> None:
-        self._last = "\n"
-
-    def event(self, event: Event) -> None:
-        if isinstance(event, Delta) and event.text:
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
-            self._last = event.text[-1]
-
-    def end(self) -> None:
-        if self._last != "\n":
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        print_stream(stream, places.router, as_json=as_json, quiet=quiet)

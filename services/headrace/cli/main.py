@@ -15,6 +15,7 @@ _COMMANDS = {
     "up": "headrace.cli.up:up",
     "status": "headrace.cli.status:status",
     "generate": "headrace.cli.generate:generate",
+    "request": "headrace.cli.request:request",
     "model": "headrace.cli.model:model",
     "router": "headrace.cli.serve:router",
     "scheduler": "headrace.cli.serve:scheduler",
@@ -49,6 +50,7 @@ def headrace() -> None:
     \b
     headrace up                          start the whole stack on this machine
     headrace generate "Once upon a time" stream an answer
+    headrace request show NAME           see where a request is; or cancel it, or go on reading it
     headrace status                      see what runs, and how it is
 
     In a fleet each service runs on its own: headrace router, scheduler and registry, with --config.

@@ -103,6 +103,8 @@ class Session:
         self._is_resuming = isinstance(request, pb.ResumeGenerateRequest)
         self._is_located = False
         """Whether the target of the latest call is known to have the request."""
+        self._is_gone = False
+        """Whether the service has said that nobody can go on with it."""
         self._sequence_before = self._transcript.sequence
         self._failures = 0
         self._broken_at = 0.0
@@ -208,7 +210,8 @@ class Session:
             self._failures = 0
         if not is_resumable(code, reason):
             why = _RESUME_REFUSED.get(reason) if reason and self._is_resuming and self._is_located else None
-            return Outcome(error=self._lost(why)) if why else None
+            self._is_gone = why is not None
+            return Outcome(error=self._lost(code, why)) if why else None
         if not self._failures:
             self._broken_at = self._clock()
         self._failures += 1
@@ -226,14 +229,15 @@ class Session:
             self._retry or RetryPolicy(), broken, remaining_s=self._remaining_s(), jitter=self._draw()
         )
         if wait_s is None:
-            return Outcome(error=self._lost("the service was out of reach until its window or the deadline had passed"))
+            why = "the service was out of reach until its window or the deadline had passed"
+            return Outcome(error=self._lost(code, why))
         return Outcome(wait_s=wait_s)
 
     @property
     def can_resume(self) -> bool:
         """Whether another call could go on with the request."""
-        if isinstance(self._request, pb.ResumeGenerateRequest):
-            return True
+        if isinstance(self._request, pb.ResumeGenerateRequest) or self._is_gone:
+            return not self._is_gone
         accepted = self._transcript.accepted
         return self._is_kept and accepted is not None and accepted.retention is not None
 
@@ -295,11 +299,9 @@ class Session:
     def _remaining_s(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
-    def _lost(self, why: str) -> HeadraceError:
-        facts = Facts(code="ABORTED", reason=Reason.STREAM_INTERRUPTED)
-        return self._complete(
-            errors.Interrupted(f"The connection was lost and the stream could not be resumed: {why}.", facts)
-        )
+    def _lost(self, code: str, why: str) -> HeadraceError:
+        text = f"The connection was lost and the stream could not be resumed: {why}."
+        return self._complete(errors.Interrupted(text, Facts(code=code)))
 
     def _broken(self, message: str) -> HeadraceError:
         return self._complete(ProtocolError(message))
