@@ -200,7 +200,8 @@ def test_who_was_accepted_first_comes_back_first() -> None:
     assert ends == [2, 3, 1, 4, 5]
 
 
-def test_among_the_preempted_the_order_of_acceptance_holds() -> None:
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_among_the_preempted_the_order_of_acceptance_holds(order: tuple[int, int]) -> None:
     hand = Hand(slots=2)
     hand.submit(*(request(hand, n, max_tokens=20, credit=2) for n in (1, 2)))
     hand.run()
@@ -208,8 +209,8 @@ def test_among_the_preempted_the_order_of_acceptance_holds() -> None:
     hand.submit(*(request(hand, n, "x", max_tokens=40) for n in (3, 4)))
     hand.turn()
     assert {e["seq"] for e in hand.events("preempted")} == {1, 2}
-    hand.grant(2, -1)
-    hand.grant(1, -1)
+    for seq in order:
+        hand.grant(seq, -1)
     hand.run()
     assert [e["seq"] for e in hand.events("resumed")] == [1, 2]
 

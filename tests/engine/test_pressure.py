@@ -116,17 +116,28 @@ def test_other_ends_drop_what_is_kept(state: str, how: str) -> None:
     kept = hand.loop.stats()["buffered_tokens"]
     assert kept > 0
     assert hand.loop.stats()["preempted"] == (state == "aborted")
+    ended_ns, hand.now_ns = hand.now_ns, end_ns
     if how == "cancelled":
         hand.cancel(1)
     else:
-        hand.now_ns = end_ns
         hand.turn()
     finished = hand.finished(1)
     assert finished["reason"] == how
+    timing = finished["timing_ns"]
+    assert timing["stopped"] == timing["finished"] == (ended_ns if state == "ended" else end_ns)
     assert (finished["usage"]["generated"], finished["usage"]["emitted"]) == (hand.loop.stats()["generated_tokens"], 2)
     assert len(hand.output(1)[0]) == 2
     assert hand.loop.stats()["buffered_tokens"] == hand.loop.stats()["preempted"] == 0
     hand.assert_idle()
+
+
+def test_what_a_stop_string_swallowed_needs_no_credit() -> None:
+    hand = Hand(run_ahead=8)
+    entry = request(hand, 1, "[[say= the of water of]]", stop=("of wat",), credit=2)
+    hand.submit(entry)
+    hand.run()
+    assert hand.output(1)[1] == " the "
+    assert hand.finished(1)["usage"] == undisturbed(entry).finished(1)["usage"]
 
 
 def test_an_aborted_sequence_comes_back_to_its_place_in_the_queue() -> None:

@@ -119,8 +119,9 @@ class Sequence:
 
     def settle(self) -> None:
         """Decides whether the next token can go straight out."""
-        is_ahead = self.ahead is not None and (self.ahead.held > 0 or self.generated >= self.limit)
-        self.is_fast = self.is_plain and self.joiner.is_empty and not is_ahead
+        # With credit left, everything before it has been handed out: nothing is kept.
+        has_credit = self.ahead is None or self.generated < self.limit
+        self.is_fast = self.is_plain and self.joiner.is_empty and has_credit
 
     def enter(self, lane: int, prefix: list[int], cached: int) -> None:
         """It has a lane, whose KV holds the first `cached` tokens of `prefix`."""
