@@ -7,7 +7,7 @@ import contextlib
 import gc
 import itertools
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,7 +17,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import AsyncClient
 from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
-from headrace.rpc.calls import is_call_over
+from headrace.rpc.calls import Context, is_call_over, streaming
 from headrace.rpc.writing import keep_status
 from support.scripted import until
 
@@ -42,7 +42,12 @@ async def in_write(context: Any) -> None:
     await context.write(b"x" * 500_000)
 
 
-async def in_our_write(context: Any) -> None:
+async def in_first_write(context: Any) -> None:
+    await context.write(BIG)
+
+
+async def in_later_write(context: Any) -> None:
+    await context.write(EVENT)
     await context.write(BIG)
 
 
@@ -85,7 +90,7 @@ async def test_plain_a_blocked_write_raises_another_error_and_then_the_cancel_hi
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "stop"])
-@pytest.mark.parametrize("where", [in_sleep, in_our_write])
+@pytest.mark.parametrize("where", [in_sleep, in_first_write, in_later_write])
 async def test_a_call_that_ends_from_outside_has_one_outcome_wherever_its_handler_was(
     where: Any, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -415,6 +420,38 @@ async def test_nothing_is_left_of_a_call_whose_reader_never_reads_on(
         assert running.outcomes == [("Generate", "SLOW_CONSUMER")]
         call.cancel()
     assert not alarms(caplog)
+
+
+async def test_no_status_is_tried_once_the_first_write_says_that_the_call_is_over() -> None:
+    """The order of the two is chance on the wire; there gRPC would report a bug of the handler."""
+
+    class Over:
+        """A call whose client leaves during the first write."""
+
+        def __init__(self) -> None:
+            self.left = asyncio.Event()
+
+        def time_remaining(self) -> None:
+            return None
+
+        async def write(self, message: Any) -> None:
+            await self.left.wait()
+            raise grpc.aio.InternalError('Failed "execute_batch": ()')
+
+        async def abort(self, *_: Any) -> None:
+            raise AssertionError
+
+    breaking, context, outcomes = Breaking(first_is_big=True), Over(), []
+    handler = streaming("Generate", breaking.__call__, lambda *outcome: outcomes.append(outcome))
+    serving = asyncio.ensure_future(handler(None, cast("Context", context)))
+    await soon(breaking.entered.wait())
+    breaking.break_off()
+    await until(lambda: bool(outcomes), "the handler has ended")
+    assert not serving.done()
+    context.left.set()
+    await asyncio.wait({serving}, timeout=10)
+    assert serving.cancelled()
+    assert outcomes == [("Generate", "SLOW_CONSUMER")]
 
 
 async def test_a_second_write_beside_a_broken_one_is_an_error_that_says_so() -> None:

@@ -26,7 +26,6 @@ class FrameReader:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._reading: asyncio.Task[Any] | None = None
-        self._is_over = False
 
     async def next(self, timeout_s: float | None = None) -> Any:
         """The next frame; None when there is no more: the other side has closed, or the call is over.
@@ -38,8 +37,6 @@ class FrameReader:
             Failure: the frame could not be read; see headrace.rpc.requests.
             grpc.aio.AioRpcError: at a client: the call ended with a status that is not OK.
         """
-        if self._is_over:
-            return None
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
             self._reading.add_done_callback(_retrieve)
@@ -54,7 +51,6 @@ class FrameReader:
         except grpc.aio.BaseError:  # the call is over
             frame = grpc.aio.EOF
         if frame is grpc.aio.EOF:
-            self._is_over = True
             return None
         if isinstance(frame, Refused):
             raise frame.failure
