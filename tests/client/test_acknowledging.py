@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -92,12 +93,14 @@ def test_acknowledgements_rise_keep_the_service_going_and_are_few(
     assert all(a <= sequence for a in acknowledged)
 
 
-def tokens(count: int, window: int = WINDOW, pause_s: float = 0.0) -> Any:
+def tokens(count: int, window: int = WINDOW) -> Any:
+    """So many tokens, each an event, and the end when all are acknowledged."""
+
     async def script(play: Play) -> None:
         await play.accept(window_tokens=window)
         for token in range(count):
             await play.delta("a", token)
-            await asyncio.sleep(pause_s)
+        await until(lambda: play.acknowledged[-1:] == [count + 1], "all that was read is acknowledged")
         await play.finish()
         await until(lambda: play.is_half_closed, "the client closes its side when it has the terminal event")
 
@@ -129,23 +132,22 @@ async def read(kind: str, service: Scripted, pause_s: float = 0.0, **options: An
 
 async def test_a_fast_reader_acknowledges_at_each_half_window(serve: Any, kind: str) -> None:
     service = await serve(tokens(200))
+    started = time.monotonic()
     await read(kind, service)
     (play,) = service.plays
     assert play.form == "GenerateInteractive start"
     assert play.acknowledged == sorted(set(play.acknowledged))
-    # 200 / 16 are 12; one that waits for gRPC is replaced by the next, and the delay may add some on a busy machine.
-    assert 1 <= len(play.acknowledged) <= 20
-    assert play.acknowledged[-1] >= 200 - 15, "all but the last half window, and what waits when the stream ends"
-    assert play.acknowledged[-1] <= 201
+    # 200 / 16 are 12, and one by time for the rest; each ACK_DELAY_S that this machine loses may add one.
+    assert len(play.acknowledged) <= 13 + (time.monotonic() - started) / ACK_DELAY_S
     assert play.cancels == 0
 
 
 async def test_a_slow_reader_acknowledges_by_time(serve: Any, kind: str) -> None:
     service = await serve(tokens(40, window=1000))
+    started = time.monotonic()
     await read(kind, service, pause_s=0.02)
     acknowledged = service.plays[0].acknowledged
-    # 0.8 s of reading, one for each 0.08 s and the event that follows it.
-    assert 3 <= len(acknowledged) <= 12
+    assert 3 <= len(acknowledged) <= (time.monotonic() - started) / ACK_DELAY_S, "0.8 s of reading, one for each delay"
     assert acknowledged == sorted(set(acknowledged))
 
 
@@ -209,8 +211,7 @@ async def test_nothing_is_sent_after_the_terminal_event(serve: Any, kind: str) -
 
 
 async def test_the_plain_form_is_chosen_by_request_or_by_client(serve: Any) -> None:
-    service = await serve(tokens(1))
-    service.scripts = (good_without_frames,)
+    service = await serve(one_token)
     async with AsyncClient(service.target) as client:
         await client.generate("hi", model="chat", interactive=False).read()
         await client.generate("hi", model="chat").read()
@@ -221,7 +222,7 @@ async def test_the_plain_form_is_chosen_by_request_or_by_client(serve: Any) -> N
     assert [play.form for play in service.plays] == forms
 
 
-async def good_without_frames(play: Play) -> None:
+async def one_token(play: Play) -> None:
     await play.accept()
     await play.delta("a", 1)
     await play.finish()

@@ -1,20 +1,17 @@
 """How a caller's end reaches the service in each form: a frame, the end of the call, or a call of its own."""
 
 import asyncio
-import datetime
+import threading
 import time
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import aio_stream, blocking_stream
 from headrace.control.errors import Failure, Reason
-from headrace.rpc.status import to_proto
 from support.scripted import KEPT, Play, Scripted, until
 
 NAME = "requests/r1"
@@ -266,86 +263,6 @@ async def test_a_detached_stream_is_left_running(serve: Any, ask: Any) -> None:
     assert ends(service) == (0, 0)
 
 
-RECORD = pb.Request(
-    name=NAME,
-    state=pb.Request.STATE_TERMINAL,
-    version=9,
-    revision="models/m/revisions/0123456789ab",
-    replica="replicas/a",
-    attempts=2,
-    last_sequence=12,
-    attached=True,
-    finish_reason=pb.FINISH_REASON_CANCELLED,
-    error=to_proto(Failure(Reason.CLIENT_DISCONNECTED, "Nobody read it.")),
-    usage=pb.Usage(prompt_tokens=3, generated_tokens=9, sent_tokens=8, acknowledged_tokens=7, proposed_tokens=11),
-    timing=pb.Timing(cancel_to_stopped=Duration(nanos=5_000_000), cancel_to_freed=Duration(seconds=1)),
-    receive_time=Timestamp(seconds=1_700_000_000),
-)
-
-
-@pytest.mark.parametrize("method", ["get_request", "cancel_request"])
-async def test_the_record_of_a_request(serve: Any, ask: Any, method: str) -> None:
-    service = await serve(silent)
-    service.records[NAME] = RECORD
-    async with ask.client(service.target) as client:
-        info = await ask.wait(getattr(client, method), NAME)
-    failure = info.failure
-    assert (failure.reason, failure.message) == (Reason.CLIENT_DISCONNECTED, "Nobody read it.")
-    assert info == sdk.RequestInfo(
-        name=NAME,
-        state=sdk.RequestState.TERMINAL,
-        version=9,
-        revision="models/m/revisions/0123456789ab",
-        replica="replicas/a",
-        attempts=2,
-        last_sequence=12,
-        attached=True,
-        finish_reason=sdk.FinishReason.CANCELLED,
-        failure=failure,
-        usage=sdk.Usage(3, 0, 11, 9, 8, 7, 0),
-        timing=sdk.Timing(cancel_to_stopped_s=0.005, cancel_to_freed_s=1.0),
-        receive_time=datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.UTC),
-    )
-    assert (service.asked or service.cancelled) == [NAME]
-
-
-async def test_what_a_record_leaves_out(serve: Any, ask: Any) -> None:
-    service = await serve(silent)
-    service.records[NAME] = pb.Request(name=NAME, state=99)  # type: ignore[arg-type]
-    async with ask.client(service.target) as client:
-        info = await ask.wait(client.get_request, NAME)
-    assert (info.state, info.finish_reason, info.failure, info.receive_time) == (
-        sdk.RequestState.UNKNOWN,
-        None,
-        None,
-        None,
-    )
-    assert info.timing == sdk.Timing()
-
-
-async def test_all_routers_are_asked_for_a_request(serve: Any, ask: Any) -> None:
-    services = [await serve(silent) for _ in range(3)]
-    services[1].records[NAME] = RECORD
-    async with ask.client([service.target for service in services]) as client:
-        for _ in range(3):
-            assert (await ask.wait(client.get_request, NAME)).name == NAME
-        with pytest.raises(sdk.NotFound) as caught:
-            await ask.wait(client.cancel_request, "requests/none")
-    assert caught.value.reason is Reason.NOT_FOUND
-    assert all(service.cancelled == ["requests/none"] for service in services)
-
-
-async def test_a_request_that_a_dead_router_may_have_is_not_called_unknown(serve: Any, ask: Any) -> None:
-    services = [await serve(silent), await serve(silent)]
-    await services[0].server.stop(0)
-    async with ask.client([service.target for service in services]) as client:
-        for _ in range(2):
-            with pytest.raises(sdk.Unavailable):
-                await ask.wait(client.get_request, NAME)
-        with pytest.raises(sdk.InvalidRequest):
-            await ask.wait(client.get_request, 5)
-
-
 async def test_accepted_tells_the_window_and_the_retention(serve: Any, ask: Any) -> None:
     async def script(play: Play) -> None:
         await play.accept(window_tokens=24, retention=KEPT)
@@ -356,6 +273,34 @@ async def test_accepted_tells_the_window_and_the_retention(serve: Any, ask: Any)
     accepted = heard.events[0]
     assert (accepted.window_tokens, accepted.retention) == (24, sdk.Retention(1000, 1_000_000, 10.0))
     assert (service.requests[0].window_tokens, service.requests[0].on_disconnect) == (24, pb.ON_DISCONNECT_CONTINUE)
+
+
+async def test_no_task_and_no_thread_is_left_behind(serve: Any, ask: Any) -> None:
+    service = await serve(endless)
+    async with ask.client(service.target) as client:
+        before: tuple[int, int] = (0, 0)
+        for number in range(11):
+            for policy, way in [
+                ("cancel", "leave"),
+                ("continue", "leave"),
+                ("cancel", "cancel"),
+                ("continue", "detach"),
+            ]:
+                reading = ask.reading(client.generate("hi", model="chat", on_disconnect=policy))
+                await reading.through(3)
+                if way != "leave":
+                    getattr(reading.stream, way)()
+                    await reading.rest()
+                await reading.leave()
+            if number == 0:  # gRPC has started what it keeps
+                await until(lambda: service.active == 0, "ended")
+                await asyncio.sleep(0.2)
+                before = (len(asyncio.all_tasks()), threading.active_count())
+        await until(lambda: service.active == 0, "ended")
+        await until(
+            lambda: len(asyncio.all_tasks()) <= before[0] and threading.active_count() <= before[1],
+            f"{before} tasks and threads have become more",
+        )
 
 
 async def test_a_status_is_not_lost_to_an_acknowledgement_under_way(serve: Any) -> None:

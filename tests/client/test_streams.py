@@ -103,7 +103,9 @@ def ending(finish: str, failure: Failure | None, status: Failure | None, *, text
         ("INTERRUPTED", Reason.STREAM_INTERRUPTED, sdk.Interrupted),
         ("DRAINED", Reason.DRAINING, sdk.Interrupted),
         ("CANCELLED", Reason.CLIENT_CANCELLED, sdk.Cancelled),
+        ("CANCELLED", Reason.CLIENT_DISCONNECTED, sdk.Cancelled),
         ("DEADLINE_EXCEEDED", Reason.DEADLINE_EXCEEDED, sdk.DeadlineExceeded),
+        ("DEADLINE_EXCEEDED", Reason.EXECUTION_TIMEOUT, sdk.DeadlineExceeded),
         ("SLOW_CONSUMER", Reason.SLOW_CONSUMER, sdk.SlowConsumer),
         ("FAILED", Reason.ENGINE_FAILED, sdk.ServiceError),
     ],
@@ -120,6 +122,15 @@ async def test_a_bad_end_is_an_event_and_then_an_exception_with_what_arrived(
     assert (heard.error.answer.text, heard.error.answer.finish_reason) == ("ab", FinishReason[finish])
     assert heard.error.answer.usage.generated_tokens == 2
     assert service.calls == 1, "nothing is sent again after output"
+
+
+async def test_a_request_that_waited_too_long_for_a_slot_may_be_sent_again_by_its_caller(serve: Any, ask: Any) -> None:
+    failure = Failure(Reason.QUEUE_TIMEOUT, "All slots were busy.", retry_after_s=2.0)
+    service = await serve(ending("REJECTED", failure, failure, text=""))
+    heard = await ask(service.target)
+    assert heard.kinds == ["Accepted", "Terminal"]
+    assert type(heard.error) is sdk.Overloaded
+    assert (heard.error.retry_after_s, service.calls) == (2.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +269,9 @@ async def test_a_deadline_that_passes_ends_the_request_with_what_arrived(serve: 
         ({"messages": [{"role": "user", "content": "x"}, {"role": "user"}]}, "conversation.messages[1]"),
         ({"messages": [{"role": "user", "content": 5}]}, "conversation.messages[0].content"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"on_disconnect": "stay"}, "on_disconnect"),
+        ({"on_disconnect": True}, "on_disconnect"),
+        ({"window_tokens": -1}, "window_tokens"),
     ],
 )
 async def test_what_cannot_be_sent_is_refused_by_field_without_a_call(
