@@ -97,6 +97,13 @@ def test_the_wheel_cache_depends_on_cpu_version_and_flags_but_not_on_the_python(
 
     assert folder({}) == folder({}, CPU.replace("avx2 fma", "fma avx2"))
     assert folder({}) != folder({}, CPU.replace("avx2", "avx512f"))
+
+
+def test_amx_is_left_out_where_the_cpu_has_it_and_the_users_flags_come_last() -> None:
+    amx = CPU.replace("avx2", "amx_tile amx_int8 avx2")
+    assert "-mno-amx-tile" not in bootstrap.cmake_args({}, CPU)
+    assert "-mno-amx-tile" in bootstrap.cmake_args({}, amx)
+    assert bootstrap.cmake_args({"CMAKE_ARGS": "-DX=1"}, amx).endswith(" -DX=1")
     assert folder({}) != folder({"CMAKE_ARGS": "-DGGML_BLAS=ON"})
     assert str(folder({})).startswith("/c/headrace/wheels/llama-cpp-python-0.3.36-py3-")
 

@@ -51,6 +51,8 @@ PHASE_LIMIT_S = 3600.0
 DEFAULT_EXTRAS = ("worker-cpu", "demo-model")
 # Only libllama is used; its multimodal library would be a quarter of the build.
 CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
+# On a CPU with AMX, ggml as built by GCC 12 dies of an illegal instruction at its first prompt of many tokens.
+NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-tile -DCMAKE_CXX_FLAGS=-mno-amx-tile"
 
 
 # The llama.cpp wheel
@@ -80,14 +82,20 @@ def llama_version(pyproject: dict[str, Any]) -> str:
 
 def wheel_folder(pyproject: dict[str, Any], environ: dict[str, str], cpuinfo: str) -> Path:
     """Folder of the wheel for this version, this CPU and these build flags; it works with any Python 3."""
-    flags = hashlib.sha256(cmake_args(environ).encode()).hexdigest()[:8]
+    flags = hashlib.sha256(cmake_args(environ, cpuinfo).encode()).hexdigest()[:8]
     name = f"llama-cpp-python-{llama_version(pyproject)}-py3-{cpu_identity(cpuinfo)}-{flags}"
     return cache_home(environ) / "wheels" / name
 
 
-def cmake_args(environ: dict[str, str]) -> str:
+def cmake_args(environ: dict[str, str], cpuinfo: str) -> str:
     """Our build flags, then the user's, which win."""
-    return f"{CMAKE_ARGS} {environ.get('CMAKE_ARGS', '')}".strip()
+    ours = f"{CMAKE_ARGS} {NO_AMX}" if has_amx(cpuinfo) else CMAKE_ARGS
+    return f"{ours} {environ.get('CMAKE_ARGS', '')}".strip()
+
+
+def has_amx(cpuinfo: str) -> bool:
+    """Whether the CPU has AMX, which -march=native would then use."""
+    return re.search(r"^flags\s*:.*\bamx_tile\b", cpuinfo, re.MULTILINE) is not None
 
 
 def build_jobs(cpus: int, memory_bytes: int) -> int:
@@ -111,7 +119,7 @@ def build_wheel(folder: Path, version: str, progress: Progress) -> Path:
     check_compilers(dict(os.environ))
     folder.mkdir(parents=True, exist_ok=True)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    environ = {**os.environ, "CMAKE_ARGS": cmake_args(dict(os.environ))}
+    environ = {**os.environ, "CMAKE_ARGS": cmake_args(dict(os.environ), read_cpuinfo())}
     environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(build_jobs(os.cpu_count() or 1, memory)))
 
     def note(line: str) -> None:
@@ -212,7 +220,7 @@ def stamp_key(environ: dict[str, str]) -> str:
     digest = hashlib.sha256()
     for path in (ROOT / "pyproject.toml", Path(__file__)):
         digest.update(path.read_bytes())
-    facts = [sys.version, str(ROOT), cmake_args(environ), str(bool(shutil.which("etcd")))]
+    facts = [sys.version, str(ROOT), cmake_args(environ, read_cpuinfo()), str(bool(shutil.which("etcd")))]
     digest.update("\0".join(facts).encode())
     digest.update(cpu_identity(read_cpuinfo()).encode())
     return digest.hexdigest()
