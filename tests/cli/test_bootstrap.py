@@ -97,6 +97,8 @@ def test_the_wheel_cache_depends_on_cpu_version_and_flags_but_not_on_the_python(
 
     assert folder({}) == folder({}, CPU.replace("avx2 fma", "fma avx2"))
     assert folder({}) != folder({}, CPU.replace("avx2", "avx512f"))
+    assert folder({}) != folder({"CMAKE_ARGS": "-DGGML_BLAS=ON"})
+    assert str(folder({})).startswith("/c/headrace/wheels/llama-cpp-python-0.3.36-py3-")
 
 
 def test_amx_is_left_out_where_the_cpu_has_it_and_the_users_flags_come_last() -> None:
@@ -104,8 +106,6 @@ def test_amx_is_left_out_where_the_cpu_has_it_and_the_users_flags_come_last() ->
     assert "-mno-amx-tile" not in bootstrap.cmake_args({}, CPU)
     assert "-mno-amx-tile" in bootstrap.cmake_args({}, amx)
     assert bootstrap.cmake_args({"CMAKE_ARGS": "-DX=1"}, amx).endswith(" -DX=1")
-    assert folder({}) != folder({"CMAKE_ARGS": "-DGGML_BLAS=ON"})
-    assert str(folder({})).startswith("/c/headrace/wheels/llama-cpp-python-0.3.36-py3-")
 
 
 def test_a_cached_wheel_is_used_without_a_build(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_wheel_is_built_into_the_cache_under_its_final_name_only_when_done(
     wheel = bootstrap.build_wheel(tmp_path, "0.3.36", progress)
     assert (wheel.exists(), list(tmp_path.iterdir())) == (True, [wheel])
     assert progress.note == "50% (70 of 140 steps)"
-    assert seen == [bootstrap.CMAKE_ARGS]
+    assert seen == [bootstrap.cmake_args({}, bootstrap.read_cpuinfo())]
 
 
 @pytest.mark.parametrize(("cpus", "memory", "jobs"), [(2, 4 * 10**9, 2), (16, 4 * 10**9, 4), (1, 10**8, 1)])
