@@ -80,6 +80,8 @@ class EngineLoop:
             self._expire(now)
         self._queue.reopen_at(now)
         self._admit(now)
+        if self._streams.has_events:
+            self._flush(0)  # whoever cancelled, or waits for a beginning, does not wait for a step of others as well
         self._flush(0 if self._streams.is_congested else self._stepper.step(self._prefill_chunk))
 
     def wait_s(self) -> float:

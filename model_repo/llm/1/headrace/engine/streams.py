@@ -22,6 +22,11 @@ class Streams:
             one.sink.is_congested for one in self._one_shots
         )
 
+    @property
+    def has_events(self) -> bool:
+        """Whether an event waits to be handed over."""
+        return (self.owner is not None and bool(self.owner.events)) or any(one.events for one in self._one_shots)
+
     def open(self, sink: Sink, last_word: Mapping[str, Any], now_ns: int) -> Owner:
         """A new owner; the one before hears `last_word`, because FINAL must ride on a response, then FINAL."""
         if self.owner is not None:
