@@ -1,7 +1,6 @@
 """A broken connection costs a reader of a resumable request nothing, or is said clearly; over real gRPC."""
 
 import asyncio
-import contextlib
 import random
 from typing import Any
 
@@ -12,7 +11,7 @@ from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import RetryPolicy
 from headrace.control.errors import RULES, Failure, Reason
-from support.scripted import KEPT, Play, Scripted, until
+from support.scripted import KEPT, Cut, Play, Scripted, until
 
 TEXTS = [f"<{number}>" for number in range(12)]
 LAST = len(TEXTS) + 2
@@ -274,41 +273,6 @@ async def test_only_what_can_be_resumed_is_detached(serve: Any, ask: Any) -> Non
             with pytest.raises(RuntimeError, match="detached"):
                 reading.stream.detach()
             await reading.rest()
-
-
-class Cut:
-    """A wire to the service that can be cut: both ends see the connection reset."""
-
-    def __init__(self, target: str) -> None:
-        self.host, _, port = target.rpartition(":")
-        self.port = int(port)
-        self.writers: set[asyncio.StreamWriter] = set()
-
-    async def __aenter__(self) -> "Cut":
-        self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.target = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.server.close()
-        self.cut()
-
-    def cut(self) -> None:
-        for writer in self.writers:
-            writer.transport.abort()
-        self.writers.clear()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
-        self.writers |= {writer, far_writer}
-        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-
-    @staticmethod
-    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-        writer.close()
 
 
 async def test_a_wire_that_is_cut_twenty_times(serve: Any, ask: Any) -> None:

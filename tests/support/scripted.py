@@ -317,6 +317,41 @@ class Asker:
                 heard.error = error
 
 
+class Cut:
+    """A wire to the service that can be cut: both ends see the connection reset."""
+
+    def __init__(self, target: str) -> None:
+        self.host, _, port = target.rpartition(":")
+        self.port = int(port)
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Cut:
+        self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.target = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self.host, self.port)
+        self.writers |= {writer, far_writer}
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+
+    @staticmethod
+    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+
 async def good(play: Play) -> None:
     await play.accept(effective_effort=2, snapshot_version=7, prompt_tokens=3)
     await play.delta("Hel", 1, 2)
