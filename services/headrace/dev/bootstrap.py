@@ -52,7 +52,7 @@ DEFAULT_EXTRAS = ("worker-cpu", "demo-model")
 # Only libllama is used; its multimodal library would be a quarter of the build.
 CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
 # On a CPU with AMX, ggml as built by GCC 12 dies of an illegal instruction at its first prompt of many tokens.
-NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-tile -DCMAKE_CXX_FLAGS=-mno-amx-tile"
+NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
 
 
 # The llama.cpp wheel
