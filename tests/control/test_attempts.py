@@ -1,38 +1,12 @@
 """The ledger of attempts: what is refused, and that each attempt ends once and gives everything back."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.control import attempts
-from headrace.control.attempt_book import Cause, Dispatched, WorkerBook
+from headrace.control.attempt_book import Cause
 from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, Reason
-
-REVISION = "models/m/revisions/0123456789ab"
-RUN = 31
-"""Incarnation of the engine's run, where a test has only one."""
-
-
-def book(replica: str = "replicas/a", epoch: int = 7, slots: int = 2, incarnation: int = RUN) -> WorkerBook:
-    return WorkerBook(
-        replica, REVISION, (epoch,), slots=slots, kv_cells=1000, context_tokens=100, incarnation=incarnation
-    )
-
-
-def wanted(token: int, **changes: object) -> Dispatched:
-    fields: dict[str, object] = {
-        "token": token,
-        "session": 1,
-        "replica": "replicas/a",
-        "revision": REVISION,
-        "epoch": 7,
-        "input_bytes": 10,
-        "max_tokens": 20,
-        "remaining_s": None,
-    }
-    return Dispatched(**(fields | changes))  # type: ignore[arg-type]
+from support.attempts import RUN, book, wanted
 
 
 @pytest.fixture
@@ -143,6 +117,8 @@ def test_the_first_cause_of_a_cancel_stands_and_only_the_owner_may(ledger):
     counts = ledger.counts
     assert (counts.late, counts.duplicate_cancels, counts.cancels_asked, counts.cancels_confirmed) == (1, 1, 1, 0)
     ledger.finish(1, RUN)
+    ledger.dispatch(wanted(2), 5.0)
+    ledger.finish(2, RUN)  # nobody asked for it
     assert (counts.cancels_asked, counts.cancels_confirmed) == (1, 1)
 
 
@@ -206,6 +182,7 @@ def test_a_preempted_attempt_holds_neither_slot_nor_kv_until_it_is_resumed(ledge
     ledger.preempt(1, RUN, 2)
     ledger.finish(1, RUN)
     assert numbers(ledger) == (1, 0, 25)
+    assert (ledger.workers["replicas/a"].waiting, ledger.workers["replicas/a"].preempted) == (0, 0)
     assert ledger.preempt(1, RUN, 3) is None
     assert (ledger.counts.preemptions, ledger.counts.resumptions, ledger.counts.late) == (2, 1, 4)
 
@@ -329,110 +306,3 @@ def test_attempts_past_a_limit_are_found_once_with_that_limit_as_the_cause(
     (found,) = ledger.overdue(passes_at + 2.1, 2.0)
     assert (found.cause, found.cancel_asked_at) == (cause, passes_at + 2.1)
     assert ledger.overdue(1e9, 2.0) == []
-
-
-class LedgerMachine(RuleBasedStateMachine):
-    """Any order of what Routers, engines and failures do, against a plain account of who is owed an end."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.ledger = AttemptLedger()
-        self.owed: dict[int, str] = {}
-        self.ended: set[int] = set()
-        self.run: dict[int, int] = {}
-        self.epoch = 1
-        self.next = 1
-        self.runs = {"a": 1, "b": 2}
-        self.ledger.open_worker(book("replicas/a", 1, incarnation=1))
-        self.ledger.open_worker(book("replicas/b", 1, incarnation=2))
-
-    def _end(self, token: int) -> None:
-        assert token not in self.ended
-        self.ended.add(token)
-        del self.owed[token]
-
-    @rule(replica=st.sampled_from("ab"), session=st.integers(1, 3), epoch=st.integers(1, 2))
-    def dispatch(self, replica, session, epoch):
-        token, self.next = self.next, self.next + 1
-        try:
-            self.ledger.dispatch(wanted(token, replica=f"replicas/{replica}", session=session, epoch=epoch), 0.0)
-            self.owed[token] = f"replicas/{replica}"
-            self.run[token] = self.runs[replica]
-        except Failure:
-            self.ended.add(token)
-
-    @rule(token=st.integers(1, 60), run=st.integers(1, 4))
-    def admit(self, token, run):
-        attempt = self.ledger.admit(token, run, 5, 1.0)
-        assert attempt is None or (token in self.owed and self.run[token] == run)
-
-    @rule(token=st.integers(1, 60), number=st.integers(1, 4), is_resumed=st.booleans())
-    def preempt_or_resume(self, token, number, is_resumed):
-        tell = self.ledger.resume if is_resumed else self.ledger.preempt
-        attempt = tell(token, self.run.get(token, 1), number)
-        assert attempt is None or token in self.owed
-
-    @rule(token=st.integers(1, 60), run=st.integers(1, 4))
-    def finish(self, token, run):
-        if self.ledger.finish(token, run) is not None:
-            assert self.run[token] == run
-            self._end(token)
-
-    @rule(token=st.integers(1, 60), session=st.integers(1, 3))
-    def cancel(self, token, session):
-        if self.ledger.cancel(token, session, Cause.CANCELLED, 1.0) is not None:
-            assert token in self.owed
-
-    @rule(token=st.integers(1, 60), session=st.integers(1, 3), limit=st.integers(0, 100))
-    def credit(self, token, session, limit):
-        attempt = self.ledger.credit(token, session, limit)
-        if attempt is not None:
-            assert token in self.owed
-            assert attempt.cause is None
-
-    @rule(session=st.integers(1, 3))
-    def close_session(self, session):
-        for replica, tokens in self.ledger.close_session(session, 1.0).items():
-            assert all(self.owed[token] == replica for token in tokens)
-
-    @rule(replica=st.sampled_from("ab"))
-    def lose_worker(self, replica):
-        for attempt, _ in self.ledger.close_worker(f"replicas/{replica}"):
-            self._end(attempt.token)
-
-    @precondition(lambda self: len(self.ledger.workers) < 2)
-    @rule(replica=st.sampled_from("ab"), epoch=st.integers(1, 2))
-    def open_worker(self, replica, epoch):
-        if f"replicas/{replica}" not in self.ledger.workers:
-            self.runs[replica] = max(self.runs.values()) + 1
-            self.ledger.open_worker(book(f"replicas/{replica}", epoch, incarnation=self.runs[replica]))
-
-    @rule(tokens=st.sets(st.integers(1, 60)))
-    def output(self, tokens):
-        self.ledger.outputs.update(t for t in tokens if t in self.ledger.attempts)
-
-    @invariant()
-    def everything_adds_up(self):
-        ledger = self.ledger
-        assert all((a.cause is None) == (a.cancel_asked_at is None) for a in ledger.attempts.values())
-        assert ledger.counts.cancels_confirmed <= ledger.counts.cancels_asked
-        assert ledger.attempts.keys() == self.owed.keys()
-        assert ledger.outputs <= ledger.attempts.keys()
-        waiting_bytes = 0
-        for replica, kept in ledger.workers.items():
-            here = [a for a in ledger.attempts.values() if a.replica == replica]
-            assert {a.token for a in here} == kept.attempts.keys()
-            assert kept.active == sum(a.is_active for a in here)
-            assert kept.preempted == sum(a.is_preempted for a in here)
-            assert kept.waiting == sum(a.admitted_at is None for a in here)
-            assert kept.waiting + kept.active + kept.preempted == len(here)
-            assert kept.kv_cells_reserved == sum(a.kv_cells for a in here if a.is_active)
-            assert all(a.incarnation == kept.incarnation for a in here)
-            assert sum(kept.sessions.values()) == len(here)
-            assert all(count > 0 for count in kept.sessions.values())
-            waiting_bytes += sum(a.input_bytes for a in here if a.admitted_at is None)
-        assert ledger._waiting_bytes == waiting_bytes
-
-
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

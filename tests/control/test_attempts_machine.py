@@ -1,0 +1,155 @@
+"""The ledger of attempts under any order of events, against a plain account of who is owed an end."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.control.attempt_book import Cause
+from headrace.control.attempts import AttemptLedger
+from headrace.control.errors import Failure
+from support.attempts import book, wanted
+
+PICK = st.integers(0, 100)
+"""Which attempt: one that lives, mostly."""
+OLD = st.sampled_from([False, False, False, True])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any order of what Routers, engines and failures do, against a plain account of who is owed an end."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.ledger = AttemptLedger()
+        self.owed: dict[int, str] = {}
+        self.ended: set[int] = set()
+        self.run: dict[int, int] = {}
+        self.preemptions: dict[int, dict[bool, int]] = {}
+        self.epoch = 1
+        self.next = 1
+        self.runs = {"a": 1, "b": 2}
+        self.ledger.open_worker(book("replicas/a", 1, incarnation=1))
+        self.ledger.open_worker(book("replicas/b", 1, incarnation=2))
+        self.dispatch("a", [1, 2, 1], False)
+        self.dispatch("b", [1], False)
+
+    def _token(self, pick: int) -> int:
+        """An attempt that lives; or, one time in eight, any that has ended or was never made."""
+        alive = sorted(self.owed)
+        return pick % (self.next + 1) if pick % 8 == 0 or not alive else alive[pick % len(alive)]
+
+    def _speak_of(self, pick: int, is_old: bool) -> tuple[int, int]:
+        """An attempt, and the run of an engine that speaks of it: its own, or another."""
+        token = self._token(pick)
+        return token, self.run.get(token, 0) + is_old
+
+    def _end(self, token: int) -> None:
+        assert token not in self.ended
+        self.ended.add(token)
+        del self.owed[token]
+
+    @rule(replica=st.sampled_from("ab"), sessions=st.lists(st.integers(1, 3), min_size=1, max_size=4), is_old=OLD)
+    def dispatch(self, replica, sessions, is_old):
+        name = f"replicas/{replica}"
+        for session in sessions:
+            token, self.next = self.next, self.next + 1
+            try:
+                self.ledger.dispatch(wanted(token, replica=name, session=session, epoch=1 + is_old), 0.0)
+                self.owed[token] = name
+                self.run[token] = self.runs[replica]
+            except Failure:
+                self.ended.add(token)
+
+    @rule(pick=PICK, is_old=OLD)
+    def admit(self, pick, is_old):
+        token, run = self._speak_of(pick, is_old)
+        attempt = self.ledger.admit(token, run, 5, 1.0)
+        assert attempt is None or (token in self.owed and self.run[token] == run)
+
+    @rule(pick=PICK, told=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=5))
+    def preempt_and_resume(self, pick, told):
+        """In any order and repeated: the highest numbers decide, says the engine contract."""
+        begun = sorted(token for token in self.owed if self.ledger.attempts[token].admitted_at is not None)
+        token = begun[pick % len(begun)] if begun else self._token(pick)
+        highest = self.preemptions.setdefault(token, {False: 0, True: 0})
+        for is_resumed, number in told:
+            tell = self.ledger.resume if is_resumed else self.ledger.preempt
+            attempt = tell(token, self.run.get(token, 0), number)
+            assert attempt is None or token in self.owed
+            highest[is_resumed] = max(highest[is_resumed], number)
+            if token in begun:
+                assert self.ledger.attempts[token].is_preempted == (highest[False] > highest[True])
+        if token not in begun:
+            del self.preemptions[token]
+
+    @rule(pick=PICK, is_old=OLD)
+    def finish(self, pick, is_old):
+        token, run = self._speak_of(pick, is_old)
+        if self.ledger.finish(token, run) is not None:
+            assert self.run[token] == run
+            self._end(token)
+
+    @rule(pick=PICK, session=st.integers(1, 3))
+    def cancel(self, pick, session):
+        token = self._token(pick)
+        if self.ledger.cancel(token, session, Cause.CANCELLED, 1.0) is not None:
+            assert token in self.owed
+
+    @rule(pick=PICK, session=st.integers(1, 3), limit=st.integers(0, 100))
+    def credit(self, pick, session, limit):
+        token = self._token(pick)
+        attempt = self.ledger.credit(token, session, limit)
+        if attempt is not None:
+            assert token in self.owed
+            assert attempt.cause is None
+
+    @rule(session=st.integers(1, 3))
+    def close_session(self, session):
+        for replica, tokens in self.ledger.close_session(session, 1.0).items():
+            assert all(self.owed[token] == replica for token in tokens)
+
+    @precondition(lambda self: len(self.owed) > 3)
+    @rule(replica=st.sampled_from("ab"), is_back=st.booleans())
+    def lose_worker(self, replica, is_back):
+        for attempt, _ in self.ledger.close_worker(f"replicas/{replica}"):
+            self._end(attempt.token)
+        if is_back:
+            self.open_worker(replica)
+
+    @precondition(lambda self: len(self.ledger.workers) < 2)
+    @rule(replica=st.sampled_from("ab"))
+    def open_worker(self, replica):
+        if f"replicas/{replica}" not in self.ledger.workers:
+            self.runs[replica] = max(self.runs.values()) + 1
+            self.ledger.open_worker(book(f"replicas/{replica}", 1, incarnation=self.runs[replica]))
+
+    @rule(tokens=st.sets(st.integers(1, 60)))
+    def output(self, tokens):
+        self.ledger.outputs.update(t for t in tokens if t in self.ledger.attempts)
+
+    @invariant()
+    def everything_adds_up(self):
+        ledger = self.ledger
+        assert all((a.cause is None) == (a.cancel_asked_at is None) for a in ledger.attempts.values())
+        assert ledger.counts.cancels_asked - ledger.counts.cancels_confirmed >= sum(
+            a.cause is not None for a in ledger.attempts.values()
+        )
+        assert ledger.attempts.keys() == self.owed.keys()
+        assert ledger.outputs <= ledger.attempts.keys()
+        waiting_bytes = 0
+        for replica, kept in ledger.workers.items():
+            here = [a for a in ledger.attempts.values() if a.replica == replica]
+            assert {a.token for a in here} == kept.attempts.keys()
+            assert kept.active == sum(a.is_active for a in here)
+            assert kept.preempted == sum(a.is_preempted for a in here)
+            assert kept.waiting == sum(a.admitted_at is None for a in here)
+            assert kept.waiting + kept.active + kept.preempted == len(here)
+            assert kept.kv_cells_reserved == sum(a.kv_cells for a in here if a.is_active)
+            assert all(a.incarnation == kept.incarnation for a in here)
+            assert sum(kept.sessions.values()) == len(here)
+            assert all(count > 0 for count in kept.sessions.values())
+            waiting_bytes += sum(a.input_bytes for a in here if a.admitted_at is None)
+        assert ledger._waiting_bytes == waiting_bytes
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
