@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.harness import Hand, ListSink, prepared
@@ -50,6 +50,7 @@ def test_choice(paused: list[tuple[int, int, int]], slots: int, cells: int, expe
     assert choose([Paused(*one) for one in paused], slots=slots, cells=cells, ripe_ns=100) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=6), st.integers(0, 1), st.integers(0, 30))
 def test_a_choice_is_enough_and_nobody_in_it_is_spare(raw: list[tuple[int, int]], slots: int, cells: int) -> None:
     if not slots and not cells:
@@ -181,13 +182,30 @@ def test_a_pause_that_begins_while_somebody_waits_is_watched_too() -> None:
     assert hand.finished(2)["reason"] == "length"
 
 
-def test_a_sequence_without_any_credit_gives_way_too() -> None:
+@pytest.mark.parametrize("prompt", [LONG, " the"], ids=["a long prompt", "a prompt of one token"])
+def test_a_sequence_without_any_credit_gives_way_too(prompt: str) -> None:
     hand = Hand(slots=1)
-    squeezed(hand, credit=0)
+    hand.submit(request(hand, 1, prompt, max_tokens=30, credit=0))
+    hand.run()
+    assert hand.loop.stats()["paused"] == 1
+    hand.submit(request(hand, 2, "x", max_tokens=5))
+    hand.now_ns += 200 * MS
+    hand.run()
     assert [e["seq"] for e in hand.events("preempted")] == [1]
     hand.grant(1, -1)
     hand.run()
-    assert hand.output(1) == undisturbed(1, LONG, max_tokens=30)[:2]
+    assert hand.output(1) == undisturbed(1, prompt, max_tokens=30)[:2]
+
+
+def test_the_times_of_its_first_admission_and_token_stay() -> None:
+    hand = Hand(slots=1)
+    began = hand.now_ns
+    squeezed(hand)
+    hand.grant(1, -1)
+    hand.run()
+    timing = hand.finished(1)["timing_ns"]
+    assert (timing["admitted"], timing["first_token"]) == (began, began)
+    assert timing["stopped"] == hand.now_ns > began
 
 
 def test_who_was_accepted_first_comes_back_first() -> None:

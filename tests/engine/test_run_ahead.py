@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.run_ahead import RunAhead
@@ -71,6 +71,7 @@ def test_a_buffer_without_room_is_refused() -> None:
 _PIECES = st.lists(st.sampled_from([b"a", b"b", b"", b"\xc3", b"\xa9", b"\xff", b"stop", "水".encode()]), max_size=12)
 
 
+@settings(deadline=None)
 @given(_PIECES, st.sampled_from([(), ("bab",), ("stop", "ab")]), st.booleans(), st.lists(st.integers(0, 3)))
 def test_a_release_split_is_the_release_again(
     pieces: list[bytes], stop: tuple[str, ...], is_flushed: bool, rooms: list[int]
@@ -108,6 +109,13 @@ def test_a_release_split_is_the_release_again(
         got_ids += taken.ids
         got_text += taken.text
     assert (got_ids, got_text, ahead.held) == (ids, text, 0)
+
+
+def test_no_cut_goes_through_a_character() -> None:
+    joiner = TextJoiner(("éab",))
+    pieces = [b"\xc3", b"\xa9", b"a", b"x"]
+    (shown,) = [shown for token, piece in enumerate(pieces) if (shown := joiner.push(token, piece)).ids]
+    assert [(part.ids, part.text.decode()) for part in shown.split()] == [([0, 1], "é"), ([2], "a"), ([3], "x")]
 
 
 def test_a_long_text_held_back_for_a_stop_string_comes_out_token_by_token() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.backend import Prefill
@@ -49,6 +49,7 @@ def test_tokens_depend_on_prompt_seed_and_position_only() -> None:
     assert generate("a", 99, Sampling(seed=7)) == generate("a", 99, Sampling(seed=8)), "greedy has no seed"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_a_long_answer_is_valid_text_of_mostly_whole_pieces(prompt: str) -> None:
     backend = SyntheticBackend()
