@@ -134,6 +134,32 @@ async def test_a_deadline_ends_an_attempt_and_one_that_has_passed_is_refused(rou
     assert router.heard[running].tokens
 
 
+async def test_waiting_too_long_and_running_too_long_end_differently(router, slow):
+    long = [make_dispatch(slow, max_tokens=2000) for _ in range(SLOTS)]
+    await router.send(dispatches=long)
+    await router.until(lambda: all(router.heard[m.attempt].tokens for m in long))
+    waiting = await router.dispatch(slow, queue_s=0.3, record_version=3)
+    ended = await router.end_of(waiting, 5)
+    assert (ended.reason, ended.error.reason) == (
+        inference_pb2.FINISH_REASON_REJECTED,
+        errors_pb2.REASON_QUEUE_TIMEOUT,
+    )
+    assert int(ended.error.metadata["waitedMs"]) >= 250
+    assert (ended.record_version, ended.output_tokens, ended.HasField("release")) == (3, 0, False)
+    await router.send(cancels=[pb.Cancel(attempt=m.attempt) for m in long])
+    running = await router.dispatch(slow, max_tokens=2000, execution_s=0.3, record_version=4)
+    ended = await router.end_of(running, 5)
+    assert (ended.reason, ended.error.reason) == (
+        inference_pb2.FINISH_REASON_DEADLINE_EXCEEDED,
+        errors_pb2.REASON_EXECUTION_TIMEOUT,
+    )
+    assert (ended.record_version, ended.output_tokens) == (4, len(router.heard[running].tokens))
+    assert ended.release.ToTimedelta().total_seconds() < 1
+    for message in long:
+        released = (await router.end_of(message.attempt)).release
+        assert 0 <= released.ToTimedelta().total_seconds() < 1
+
+
 async def test_a_repeated_dispatch_is_not_run_again(router, running, slow):
     message = make_dispatch(slow, max_tokens=20)
     await router.send(dispatches=[message, message])
