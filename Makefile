@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract bench-path clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim bench-path clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ docs: setup-dev ## Generate docs/configuration.md and docs/errors.md
 
 contract: setup-dev ## Measure slow readers, cancels, killed clients and broken connections on the real stack
 	$(BIN)/python tests/bench/contract.py
+
+sim: setup-dev ## Run 100,000 seeded simulations of a request's life; ARGS='--seed 7 --trace' tells one
+	PYTHONPATH=tests $(BIN)/python -m sim $(ARGS)
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py
