@@ -158,10 +158,10 @@ async def test_leaving_early_ends_the_request(serve: Any, ask: Any, policy: str,
         await getattr(reading, way)()
         assert time.monotonic() - started < 1.5
         await until(lambda: service.active == 0, "the service still works for nobody")
-        if policy == "cancel":
-            assert ends(service) == (0, 0), "the end of the call is the end of the request"
-        else:
-            assert ends(service) == ((1, 0) if ask.interactive else (0, 1))
+    if policy == "cancel":
+        assert ends(service) == (0, 0), "the end of the call is the end of the request"
+    else:
+        assert ends(service) == ((1, 0) if ask.interactive else (0, 1)), "asked once, also when the client is closed"
 
 
 async def test_leaving_with_a_terminal_event_in_hand_asks_for_nothing(serve: Any, ask: Any) -> None:

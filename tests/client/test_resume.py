@@ -151,8 +151,22 @@ async def test_it_is_tried_as_long_as_the_window_is_open(serve: Any, ask: Any) -
     heard = await ask(service.target, on_disconnect="continue", retry=RetryPolicy(1, 0.01, 0.05))
     assert type(heard.error) is sdk.Interrupted
     assert "out of reach" in str(heard.error)
-    assert 0.3 < asyncio.get_running_loop().time() - started < 2
-    assert service.calls > 5, "a policy of one call does not count resumptions"
+    assert 0.3 < asyncio.get_running_loop().time() - started < 5
+    assert service.calls > 2, "a policy of one call does not count resumptions"
+
+
+async def test_the_window_begins_anew_with_every_break(serve: Any, ask: Any) -> None:
+    kept = pb.Retention(events_max=100, bytes_max=10_000)
+    kept.window.FromMilliseconds(1500)
+
+    async def slow(play: Play) -> None:
+        await asyncio.sleep(0.35)
+        await lost(play)
+
+    service = await serve(Story(*range(3, 9), end=slow, retention=kept))
+    heard = await ask(service.target, on_disconnect="continue")
+    assert heard.error is None, "6 breaks, 2.1 s in all"
+    assert service.calls == 7
 
 
 async def test_a_deadline_bounds_it_too(serve: Any, ask: Any) -> None:
@@ -160,7 +174,7 @@ async def test_a_deadline_bounds_it_too(serve: Any, ask: Any) -> None:
     started = asyncio.get_running_loop().time()
     heard = await ask(service.target, on_disconnect="continue", timeout_s=0.5)
     assert isinstance(heard.error, (sdk.Interrupted, sdk.DeadlineExceeded))
-    assert asyncio.get_running_loop().time() - started < 2
+    assert asyncio.get_running_loop().time() - started < 5
 
 
 async def test_a_deadline_passes_during_a_resumed_call(serve: Any, ask: Any) -> None:

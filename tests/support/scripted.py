@@ -103,7 +103,9 @@ class Scripted:
         await self._play(Play(request, "ResumeGenerate", context), None)
 
     async def GenerateInteractive(self, frames: Any, context: Any) -> None:
-        first = await anext(aiter(frames))
+        first = await anext(aiter(frames), None)
+        if first is None:  # the call was over before its first frame came
+            return
         kind = first.WhichOneof("frame")
         assert kind in ("start", "resume")
         await self._play(Play(getattr(first, kind), f"GenerateInteractive {kind}", context), frames)
