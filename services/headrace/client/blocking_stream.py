@@ -105,8 +105,9 @@ class _Outbox:
 class Stream:
     """One answer as it comes; read it once, in one of three ways: events (`for`), `text()`, or `read()`.
 
-    To leave an iteration early ends the request at the service, and so does `with` when it is left; `detach()` leaves
-    it running. For a request with on_disconnect="continue" this takes an exchange with the service, of 2 s at most.
+    To leave an iteration early ends the request at the service, and so does `with` when it is left; `detach()`
+    leaves it running. For a request with on_disconnect="continue" the end is an exchange with the service: of
+    milliseconds, or 4 s at most where it does not answer.
     """
 
     def __init__(self, session: Session, begin: Callable[[], Callable[[], grpc.Channel]]) -> None:
