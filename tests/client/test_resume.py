@@ -226,6 +226,26 @@ async def test_another_process_goes_on_where_a_stream_was_detached(serve: Any, a
     assert service.requests[1] == pb.ResumeGenerateRequest(request="requests/r1", after_sequence=5)
 
 
+async def test_a_terminal_event_that_was_not_handed_on_is_not_read(serve: Any, ask: Any) -> None:
+    go = asyncio.Event()
+
+    async def script(play: Play) -> None:
+        await play.accept(retention=KEPT)
+        await play.delta("a", 1)
+        await play.finish()
+        await go.wait()
+
+    service = await serve(script)
+    async with ask.client(service.target) as client:
+        reading = ask.reading(client.generate("hi", model="chat", on_disconnect="continue"))
+        rest = asyncio.ensure_future(reading.rest())
+        await until(lambda: reading.stream.answer.usage is not None, "the terminal event is here, and no status")
+        assert reading.stream.resume_point.sequence == 2
+        go.set()
+        assert (await rest).kinds == ["Accepted", "Delta", "Terminal"]
+        assert reading.stream.resume_point.sequence == 3
+
+
 async def test_a_resumed_stream_that_breaks_is_resumed(serve: Any, ask: Any) -> None:
     service = await serve(Story(8, 8, 11))
     heard = await ask.resume(service.target, "requests/r1", 5)
