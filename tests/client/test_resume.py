@@ -10,6 +10,7 @@ import pytest
 from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client import RetryPolicy
+from headrace.client.acknowledging import ACK_DELAY_S
 from headrace.control.errors import RULES, Failure, Reason
 from support.scripted import KEPT, Cut, Play, Scripted, until
 
@@ -153,6 +154,16 @@ async def test_it_is_tried_as_long_as_the_window_is_open(serve: Any, ask: Any) -
     assert "out of reach" in str(heard.error)
     assert 0.3 < asyncio.get_running_loop().time() - started < 5
     assert service.calls > 2, "a policy of one call does not count resumptions"
+
+
+async def test_a_resumed_call_does_not_acknowledge_what_it_continues_behind(serve: Any, ask: Any) -> None:
+    async def silent_first(play: Play) -> None:
+        await asyncio.sleep(3 * ACK_DELAY_S)
+        assert play.frames == []
+        await Story()(play)
+
+    heard = await ask((await serve(Story(5), silent_first)).target, on_disconnect="continue")
+    assert heard.error is None
 
 
 async def test_the_window_begins_anew_with_every_break(serve: Any, ask: Any) -> None:
