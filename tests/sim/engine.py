@@ -33,6 +33,7 @@ class Engine:
         self.epoch = epoch
         self.incarnation = incarnation
         self.is_dead = False
+        self.started_at = world.time.now
         self.loop = EngineLoop(
             SimulatedBackend(),
             identity={},

@@ -14,7 +14,7 @@ from headrace.control.attempt_book import Dispatched
 from headrace.control.credit import Reader
 from headrace.control.errors import Reason
 from headrace.control.holdings import ENGINE_SIDE, Resource
-from headrace.control.request import Step
+from headrace.control.request import CONFIRM_S, Step
 from headrace.engine.sequence import Phase
 from sim.model import text_of, truth
 from sim.router import Event, Session
@@ -116,6 +116,7 @@ class Laws:
                 session.machine.record.reason is not Reason.SEQUENCE_GAP, "no_gap", "a hop lost or repeated output"
             )
             self.world.counts[f"finish_{finish}"] += 1
+            self.world.counts["told_unconfirmed"] += session.machine.is_running
             self.world.counts[f"reason_{getattr(session.machine.record.reason, 'name', None)}".lower()] += 1
             if finish in ("stop", "length"):
                 self.need(tuple(track.ids) == whole, "truth", f"{finish} after {len(track.ids)} of {len(whole)} tokens")
@@ -276,7 +277,16 @@ class Laws:
         if record.finish is None:
             self._check_live(track, now)
         elif machine._is_running and record.asked_at is not None and now - record.asked_at > STOPS_WITHIN_S:
+            self._check_unconfirmed(track, now, record.asked_at)
+
+    def _check_unconfirmed(self, track: Track, now: float, asked_at: float) -> None:
+        session = track.session
+        engine = self.world.scheduler.engines.get(session.machine.record.tried[-1])
+        if engine is not None and not engine.is_dead and now - max(asked_at, engine.started_at) > STOPS_WITHIN_S:
             raise Violation("liveness", "the engine does not stop")
+        waits = not track.is_told and session.log is not None and session.reader is None
+        if waits and now - asked_at > CONFIRM_S + TIMER_S:
+            raise Violation("liveness", "the end is not told, though nobody confirms it")
 
     def _check_counts(self, track: Track) -> None:
         session, machine, need = track.session, track.session.machine, self.need

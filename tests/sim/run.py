@@ -26,7 +26,8 @@ NEEDED = (
     "cancel_frame", "cancel_request", "disconnect", "resume", "resume_live", "resume_repeats", "takeover",
     "resume_expired", "resume_not_found", "resume_not_resumable", "resume_unknown_sequence", "old_ack", "repeat_ack",
     # what befalls the service
-    "kill", "restart", "restart_late", "link_loss", "blink", "drain", "drain_scheduler", "drain_router",
+    "kill", "hang", "told_unconfirmed", "restart", "restart_late", "link_loss", "blink", "drain",
+    "drain_scheduler", "drain_router",
     "worker_lost_before_output", "worker_lost_after_output", "link_lost_before_output", "link_lost_after_output",
     # messages that come late or twice
     "late_admitted", "late_output", "late_ended", "late_incarnation", "old_version", "repeated_lost_answer",

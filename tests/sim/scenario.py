@@ -7,7 +7,16 @@ from random import Random
 from typing import Literal
 
 ActKind = Literal["cancel_frame", "cancel_request", "disconnect", "resume", "stall", "repeat_ack", "old_ack"]
-FaultKind = Literal["kill", "restart_late", "link_loss", "blink", "drain", "drain_scheduler", "drain_router"]
+FaultKind = Literal["kill", "hang", "restart_late", "link_loss", "blink", "drain", "drain_scheduler", "drain_router"]
+
+ACTS: tuple[ActKind, ...] = (
+    "cancel_frame", "cancel_request", "disconnect", "disconnect", "stall", "stall", "repeat_ack", "old_ack",
+)  # fmt: skip
+"""What is drawn; resumes follow from a disconnect, or come by themselves."""
+FAULTS: tuple[FaultKind, ...] = (
+    "kill", "kill", "hang", "restart_late", "link_loss", "blink", "drain", "drain_scheduler", "drain_router",
+)  # fmt: skip
+EARLY_FAULTS: tuple[FaultKind, ...] = ("blink", "blink", "kill", "link_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +98,13 @@ def generate(seed: int) -> Scenario:
 
 
 def _unlucky(scenario: Scenario, rng: Random) -> Scenario:
-    kinds: list[FaultKind] = ["blink", "blink", "kill", "link_loss"]
     return replace(
         scenario,
         asks=tuple(
             replace(ask, at_ms=rng.randrange(50), prompt=rng.randrange(30, 40), deadline_ms=3_000, queue_ms=0)
             for ask in scenario.asks
         ),
-        faults=tuple(Fault(rng.randrange(20, 300), rng.choice(kinds), rng.randrange(2), 50) for _ in range(5)),
+        faults=tuple(Fault(rng.randrange(20, 300), rng.choice(EARLY_FAULTS), rng.randrange(2), 50) for _ in range(5)),
         workers=2,
         slots=2,
         prefill_chunk=3,
@@ -150,19 +158,9 @@ def _ask(rng: Random, span_ms: int, shape: tuple[int, int] | None) -> Ask:
         transport_events=rng.choice([1, 2, 6]),
         log_events=rng.choice([3, 8, 64]),
     )
-    kinds: list[ActKind] = [
-        "cancel_frame",
-        "cancel_request",
-        "disconnect",
-        "disconnect",
-        "stall",
-        "stall",
-        "repeat_ack",
-        "old_ack",
-    ]
     acts: list[Act] = []
     for _ in range(rng.choice([0, 0, 1, 1, 2])):
-        kind = rng.choice(kinds)
+        kind = rng.choice(ACTS)
         at = rng.randrange(ask.deadline_ms + 50) if rng.random() < 0.3 else rng.randrange(400)
         acts.append(Act(at, kind, rng.choice([100, 1_000, 4_000]) if kind == "stall" else 0))
     if rng.random() < 0.5 and ask.resume_ms:
@@ -179,15 +177,5 @@ def _ask(rng: Random, span_ms: int, shape: tuple[int, int] | None) -> Ask:
 
 
 def _fault(rng: Random, span_ms: int, workers: int) -> Fault:
-    kinds: list[FaultKind] = [
-        "kill",
-        "kill",
-        "restart_late",
-        "link_loss",
-        "blink",
-        "drain",
-        "drain_scheduler",
-        "drain_router",
-    ]
     at_ms = rng.randrange(span_ms + 300)
-    return Fault(at_ms, rng.choice(kinds), rng.randrange(workers), rng.choice([0, 50, 300, 1_000]))
+    return Fault(at_ms, rng.choice(FAULTS), rng.randrange(workers), rng.choice([0, 50, 300, 1_000]))

@@ -113,7 +113,8 @@ class World:
             self.counts[fault.kind] += 1
             engine.kill()
             learn_ms = 300 if fault.kind == "restart_late" else self.time.rng.randrange(20)
-            self.time.later(self.time.rng.choice([0, 1, 3, 100]), self._find_dead, replica, fault.lasts_ms, learn_ms)
+            found_ms = 2_600 if fault.kind == "hang" else self.time.rng.choice([0, 1, 3, 100])
+            self.time.later(found_ms, self._find_dead, replica, fault.lasts_ms, learn_ms)
 
     def _find_dead(self, replica: str, lasts_ms: int, learn_ms: int) -> None:
         self.scheduler.close_worker(replica, drained=False)
