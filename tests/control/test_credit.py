@@ -115,6 +115,8 @@ class AnyReader(RuleBasedStateMachine):
         self.reader = Reader.IMPLICIT
         self.at = self.known = 0
         """Newest sequence that this reader was given; and that counts as read."""
+        self.seen = 0
+        """Newest sequence that any reader was given: an honest one does not go on behind another."""
 
     @rule(tokens=st.integers(0, 4))
     def produce(self, tokens: int) -> None:
@@ -138,6 +140,7 @@ class AnyReader(RuleBasedStateMachine):
             self.known = sequence
         if self.reader is not Reader.NONE:
             self.sent = max(self.sent, self.through[sequence])
+            self.seen = max(self.seen, sequence)
 
     @rule(back=st.integers(-2, 4))
     def acknowledge(self, back: int) -> None:
@@ -149,8 +152,8 @@ class AnyReader(RuleBasedStateMachine):
 
     @rule(reader=st.sampled_from(Reader), data=st.data())
     def attach(self, reader: Reader, data: st.DataObject) -> None:
-        newest = len(self.through) - 1
-        self.at = self.known = newest if reader is Reader.NONE else data.draw(st.integers(0, newest))
+        at = len(self.through) - 1 if reader is Reader.NONE else data.draw(st.integers(0, self.seen))
+        self.at = self.known = at
         self.reader = reader
         self.credit.attach(reader, self.through[self.at])
         if reader is Reader.EXPLICIT:

@@ -162,6 +162,8 @@ def test_a_number_of_tokens_that_does_not_agree_is_a_gap() -> None:
 
 def test_late_messages_change_nothing_and_are_counted() -> None:
     told = Told()
+    assert not told.machine.output(0, 1, 0.0), "before any attempt"
+    told.machine.late = 0
     told.dispatch()
     old = told.attempt, told.machine.record.attempt_version
     told.ended(LOST)

@@ -59,15 +59,18 @@ def an_engine_runs_ahead_without_end(self: RunAhead, generated: int, limit: int)
     return False
 
 
-_worker_for = AttemptLedger._worker_for
-
-
 @breaks(AttemptLedger, "_worker_for", "stale")
 def an_old_epoch_is_taken(self: AttemptLedger, wanted: Any) -> Any:
     book = self.workers.get(wanted.replica)
     if book is None:
         raise Failure(Reason.STALE_EPOCH, "unknown")
+    self._refuse_overload(wanted, book)
     return book
+
+
+@breaks(AttemptLedger, "_refuse_overload", "buffers")
+def the_queue_has_no_end(self: AttemptLedger, *_: Any) -> None:
+    return None
 
 
 @breaks(AttemptLedger, "_refuse_repetition", "released_early", "references", "released_once", "crash")

@@ -91,10 +91,23 @@ class Scenario:
 
 
 def generate(seed: int) -> Scenario:
-    """The scenario of a seed. One in six is unlucky: long prompts, and one loss after the other before any output."""
+    """The scenario of a seed. One in six is unlucky: long prompts, and one loss after another before any output.
+    One in a hundred is crowded."""
     rng = Random(seed)
     scenario = _generate(seed, rng)
-    return _unlucky(scenario, rng) if rng.random() < 1 / 6 else scenario
+    kind = rng.random()
+    if kind < 0.01:
+        return _crowd(scenario, rng)
+    return _unlucky(scenario, rng) if kind < 0.17 else scenario
+
+
+def _crowd(scenario: Scenario, rng: Random) -> Scenario:
+    """More than the queue of one worker holds."""
+    asks = tuple(
+        replace(scenario.asks[0], at_ms=rng.randrange(30), prompt_seed=number, deadline_ms=3_000, acts=())
+        for number in range(24)
+    )
+    return replace(scenario, asks=asks, workers=1, slots=1)
 
 
 def _unlucky(scenario: Scenario, rng: Random) -> Scenario:

@@ -174,7 +174,7 @@ class RequestMachine:
 
     def output(self, attempt: int, tokens: int, now: float) -> bool:
         """Output arrived; False: late, dropped. On the hot path."""
-        if self._end is not None or not self.record.output(attempt, tokens, now):
+        if not self._is_running or not self.record.output(attempt, tokens, now):
             self.late += 1
             return False
         self._pending += tokens
