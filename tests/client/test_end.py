@@ -126,6 +126,22 @@ async def test_a_service_that_ignores_a_cancel_is_left(serve: Any, ask: Any) -> 
         await until(lambda: service.active == 0, "the call is ended")
 
 
+async def test_a_connection_that_is_lost_after_a_cancel_is_a_cancel(serve: Any, ask: Any) -> None:
+    async def script(play: Play) -> None:
+        play.is_deaf = True
+        await play.accept()
+        await play.delta("a", 1)
+        await until(lambda: play.cancels == 1, "cancelled")
+        await play.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    service = await serve(script)
+    async with ask.client(service.target) as client:
+        reading = ask.reading(client.generate("hi", model="chat"))
+        await reading.through(2)
+        reading.stream.cancel()
+        assert type((await reading.rest()).error) is sdk.Cancelled
+
+
 async def test_an_answer_that_was_complete_before_the_cancel_is_complete(serve: Any, ask: Any) -> None:
     async def script(play: Play) -> None:
         play.is_deaf = True
