@@ -75,16 +75,17 @@ def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
     backend: LlamaBackend, prompt: str, is_cached: bool
 ) -> None:
     """Each time another sequence takes the only slot; where it wants all cells, nothing of the first is left."""
+    cells = 200
     undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
     expected = ask(undisturbed, 1, prompt, max_tokens=24, top_logprobs=1)
     undisturbed.loop.close()
     clean(backend)
-    hand = Hand(backend, slots=1, kv_cells=CELLS)
+    hand = Hand(backend, slots=1, kv_cells=cells)
     hand.submit(prepared(backend, 1, prompt, max_tokens=24, top_logprobs=1, credit=5))
     hand.run()
     for number, credit in ((1, 13), (2, -1)):
         other = prepared(backend, 10 + number, [7] * 20, max_tokens=6, ignore_eos=True)
-        hand.submit(other if is_cached else replace(other, prompt=[7] * (CELLS - 6)))
+        hand.submit(other if is_cached else replace(other, prompt=[7] * (cells - 6)))
         hand.now_ns += 200_000_000
         hand.run()
         assert len(hand.events("preempted")) == number
