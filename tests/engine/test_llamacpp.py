@@ -52,6 +52,13 @@ def hand(backend: LlamaBackend) -> Iterator[Hand]:
     clean(backend)
 
 
+@pytest.fixture
+def clean_backend(backend: LlamaBackend) -> Iterator[LlamaBackend]:
+    """For tests that make their own loops."""
+    yield backend
+    clean(backend)
+
+
 def clean(backend: LlamaBackend) -> None:
     for lane in range(2 * SLOTS):
         backend.free(lane)
@@ -72,10 +79,11 @@ def test_greedy_counts_on_and_text_agrees_with_ids(hand: Hand) -> None:
 @pytest.mark.parametrize("prompt", DECISIVE)
 @pytest.mark.parametrize("is_cached", [True, False], ids=["from the prefix cache", "computed anew"])
 def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
-    backend: LlamaBackend, prompt: str, is_cached: bool
+    clean_backend: LlamaBackend, prompt: str, is_cached: bool
 ) -> None:
     """Each time another sequence takes the only slot; where it wants all cells, nothing of the first is left."""
     cells = 200
+    backend = clean_backend
     undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
     expected = ask(undisturbed, 1, prompt, max_tokens=24, top_logprobs=1)
     undisturbed.loop.close()
@@ -99,10 +107,10 @@ def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
     assert resumed == ([length + 5 - 1, length + 13 - 1] if is_cached else [0, 0])
     hand.assert_idle()
     hand.loop.close()
-    clean(backend)
 
 
-def test_an_engine_that_runs_ahead_says_the_same(backend: LlamaBackend) -> None:
+def test_an_engine_that_runs_ahead_says_the_same(clean_backend: LlamaBackend) -> None:
+    backend = clean_backend
     undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
     expected = ask(undisturbed, 1, COUNTING, max_tokens=24)
     undisturbed.loop.close()
@@ -116,7 +124,6 @@ def test_an_engine_that_runs_ahead_says_the_same(backend: LlamaBackend) -> None:
     assert hand.output(1) == expected
     assert len(hand.events("resumed")) > 2
     hand.loop.close()
-    clean(backend)
 
 
 def test_top_k_of_one_is_greedy(hand: Hand) -> None:
