@@ -33,3 +33,12 @@ def keep_status(call: Any) -> Any:
 
     call._write = write
     return call
+
+
+async def half_close(call: Any) -> None:
+    """Say that nothing more is written, unless the call has ended: grpc.aio's own way would then cancel it."""
+    core: Any = getattr(call, "_cython_call", None)
+    if call.done() or not hasattr(core, "send_receive_close"):
+        return
+    with contextlib.suppress(grpc.aio.InternalError):
+        await core.send_receive_close()
