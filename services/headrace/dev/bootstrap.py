@@ -212,6 +212,8 @@ def install(extras: list[str], wheel: Path | None, progress: Progress) -> None:
 
     targets = ([str(wheel)] if wheel else []) + ["-e", f".[{','.join(extras)}]"]
     with progress.phase("installing Headrace, Triton and the other packages"):
+        if wheel:  # even over the same version: it may be a build for another CPU, or with other flags
+            run(_pip("install", "--no-deps", "--force-reinstall", str(wheel)), "pip.log", note)
         run(_pip("install", "--progress-bar", "off", *targets), "pip.log", note)
 
 
