@@ -82,7 +82,7 @@ def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
     clean_backend: LlamaBackend, prompt: str, is_cached: bool
 ) -> None:
     """Each time another sequence takes the only slot; where it wants all cells, nothing of the first is left."""
-    cells = 200
+    cells = 64
     backend = clean_backend
     undisturbed = Hand(backend, slots=1, kv_cells=CELLS)
     expected = ask(undisturbed, 1, prompt, max_tokens=24, top_logprobs=1)
