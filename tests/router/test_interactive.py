@@ -84,6 +84,14 @@ async def test_a_request_names_its_own_window() -> None:
             assert (failure(error).reason, failure(error).field) == (Reason.INVALID_REQUEST, "window_tokens")
 
 
+async def test_a_window_has_room_for_what_a_stop_string_holds_back() -> None:
+    async with running(credit_window_tokens=8) as h:
+        call = await h.interactive(stop={"strings": ["ab", "é" * 20]})
+        assert (await h.admitted()).credit_limit == 2 * 40 + 8
+        assert (await read(call, 1))[0].accepted.window_tokens == 88
+        call.cancel()
+
+
 @pytest.mark.parametrize("way", ["frame", "call", "CancelRequest", "channel"])
 async def test_each_way_to_cancel_reaches_the_engine_once(way: str) -> None:
     async with running() as h:

@@ -71,6 +71,7 @@ class Call:
                 _HEARING.add(hearing)
                 hearing.add_done_callback(_HEARING.discard)
             for event in missed:
+                session.writing()
                 await self._context.write(event.data)
                 session.wrote(event.sequence, event.tokens)
             await self._write_on(session)

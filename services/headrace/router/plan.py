@@ -107,9 +107,12 @@ class Planner:
         return snapshot
 
     def _window(self, request: pb.GenerateRequest) -> int:
-        if not request.HasField("window_tokens"):
-            return self._settings.credit_window_tokens
-        largest = self._settings.credit_window_tokens_max
-        if not WINDOW_MIN <= request.window_tokens <= largest:
-            raise InvalidRequest((Violation("window_tokens", f"must be between {WINDOW_MIN} and {largest}"),))
-        return request.window_tokens
+        window = self._settings.credit_window_tokens
+        if request.HasField("window_tokens"):
+            window, largest = request.window_tokens, self._settings.credit_window_tokens_max
+            if not WINDOW_MIN <= window <= largest:
+                raise InvalidRequest((Violation("window_tokens", f"must be between {WINDOW_MIN} and {largest}"),))
+        # What the engine holds back because a stop string may begin there cannot be read. If that filled more than
+        # half of a window, no credit would ever come.
+        longest = max((len(string.encode()) for string in request.stop.strings), default=0)
+        return max(window, 2 * longest + WINDOW_MIN)

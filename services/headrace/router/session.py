@@ -196,6 +196,10 @@ class Session:
                 return None
             return self._event(step, sequence, now)
 
+    def writing(self) -> None:
+        """A repeated event is being written."""
+        self.machine.writing_since = time.monotonic()
+
     def wrote(self, sequence: int, tokens: int) -> None:
         """The transport has taken an event. On the hot path."""
         self.machine.write(tokens, sequence)
@@ -268,12 +272,13 @@ class Session:
             self._stop_engine()
         if machine.has_notice or (machine.record.finish is not None and not machine.is_told):
             self._proceed()
-        since, asked = machine.writing_since, machine.record.asked_at
-        if since is None or asked is None or machine.record.finish is None or self.reader is None:
+        since, record = machine.writing_since, machine.record
+        if since is None or record.finish is None or self.reader is None:
             return
-        failure = self.failure()
-        if failure is not None and now - max(since, asked) >= LINGER_S:
-            self.reader.break_off(failure)
+        if now - max(since, record.asked_at or since) >= LINGER_S:
+            self.reader.break_off(
+                self.failure() or Failure(Reason.SLOW_CONSUMER, "The end of the stream was not read.")
+            )
 
     async def wait_over(self, timeout_s: float) -> None:
         """Wait until the engine has confirmed the end, at most `timeout_s` seconds."""
