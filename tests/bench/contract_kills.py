@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -102,7 +103,12 @@ def settled(stack: stacks.RunningStack, endpoints: dict[str, str]) -> tuple[Snap
         time.sleep(0.1)
 
 
-def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
+async def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
+    """In a thread: it waits for processes."""
+    return await asyncio.to_thread(_measure, stack, scale)
+
+
+def _measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
     """A round to warm up, the baseline, the killed streams, and what is left."""
     chance = random.Random(7)
     endpoints = stack.metrics()

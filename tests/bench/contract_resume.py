@@ -63,10 +63,10 @@ async def run(router: str, requests: int) -> dict[str, Any]:
         return {"requests": requests, "cuts": proxy.cuts, "identical": identical, "contiguous": contiguous}
 
 
-def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
+async def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
     """Run it against a stack."""
     requests = max(TOGETHER, round(REQUESTS * scale))
-    figures = asyncio.run(run(stack.router, requests))
+    figures = await run(stack.router, requests)
     cuts = figures["cuts"]
     return figures, [
         ("connections broken", str(cuts), f">= {requests // TOGETHER}", cuts * TOGETHER >= requests),

@@ -17,6 +17,9 @@ from headrace.client.connect import OPTIONS
 from support import stack as stacks
 
 FAST = "fast"
+"""A synthetic engine at 2,000 tokens/s for each of its 16 sequences: more than two cores can carry."""
+STEADY = "steady"
+"""One at 2,000 tokens/s for all 16 together, which they can: there, a rate says something about its neighbours."""
 WINDOW = 32
 STOP_S = 10.0
 MAX_TOKENS = 60_000
@@ -24,7 +27,7 @@ READ_FIRST = 200
 """Tokens that the slow reader takes before it stops."""
 OTHERS = 15
 WARM_S = 1.0
-ROUNDS = 2
+ROUNDS = 3
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -33,10 +36,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, round(share * (len(ranked) - 1)))]
 
 
-async def slow_interactive(router: str, stop_s: float) -> dict[str, int]:
+async def slow_interactive(router: str, stop_s: float, model: str) -> dict[str, int]:
     """The SDK's default form."""
     async with AsyncClient(router) as client:
-        stream = client.generate("slow reader", model=FAST, max_tokens=MAX_TOKENS, timeout_s=120.0)
+        stream = client.generate("slow reader", model=model, max_tokens=MAX_TOKENS, timeout_s=120.0)
         consumed = 0
         async with contextlib.aclosing(aiter(stream)) as events:
             async for event in events:
@@ -71,7 +74,7 @@ async def slow_plain(router: str, stop_s: float, options: list[tuple[str, int | 
         }
 
 
-async def others_rate(router: str, during: Any, seconds: float) -> float:
+async def others_rate(router: str, model: str, during: Any, seconds: float) -> float:
     """Tokens/s of the other readers together while `during` (or nothing) goes on."""
     received = 0
 
@@ -79,7 +82,7 @@ async def others_rate(router: str, during: Any, seconds: float) -> float:
         nonlocal received
         # A window that suits a fast engine and a slow machine: tokens then travel many to an event.
         stream = client.generate(
-            f"other {number}", model=FAST, max_tokens=MAX_TOKENS, window_tokens=1024, timeout_s=120.0
+            f"other {number}", model=model, max_tokens=MAX_TOKENS, window_tokens=1024, timeout_s=120.0
         )
         async for event in stream:
             if isinstance(event, Delta):
@@ -103,31 +106,43 @@ async def others_rate(router: str, during: Any, seconds: float) -> float:
     return rate
 
 
-def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
-    """All forms, and the pairs with and without the slow reader."""
+async def pairs(router: str, model: str, stop_s: float) -> tuple[dict[str, Any], dict[str, int]]:
+    """The others' rate with and without a slow reader, in turn; and what was generated for that."""
+    ratios, form = [], {}
+
+    async def with_slow() -> tuple[float, dict[str, int]]:
+        slow = asyncio.ensure_future(slow_interactive(router, stop_s, model))
+        return await others_rate(router, model, slow_done(slow), stop_s), await slow
+
+    for _ in range(ROUNDS):
+        alone = await others_rate(router, model, None, stop_s)
+        beside, form = await with_slow()
+        ratios.append(beside / alone)
+    return {
+        "tokens_per_s_each": alone / OTHERS,
+        "ratio": statistics.median(ratios),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }, form
+
+
+async def measure(stack: stacks.RunningStack, scale: float) -> tuple[dict[str, Any], list[Any]]:
+    """All forms of the call, and the pairs."""
     stop_s = max(3.0, STOP_S * scale)
     router = stack.router
-    forms: dict[str, dict[str, int]] = {}
-    ratios = []
-    for _ in range(ROUNDS):
-
-        async def with_slow() -> tuple[float, dict[str, int]]:
-            slow = asyncio.ensure_future(slow_interactive(router, stop_s))
-            return await others_rate(router, slow_done(slow), stop_s), await slow
-
-        alone = asyncio.run(others_rate(router, None, stop_s))
-        beside, forms["interactive"] = asyncio.run(with_slow())
-        ratios.append(beside / alone)
-    forms["plain, the SDK's channel options"] = asyncio.run(slow_plain(router, stop_s, list(OPTIONS)))
-    forms["plain, gRPC's default options"] = asyncio.run(slow_plain(router, stop_s, []))
+    steady, _ = await pairs(router, STEADY, stop_s)
+    fast, interactive = await pairs(router, FAST, stop_s)
+    forms = {
+        "interactive": interactive,
+        "plain, the SDK's channel options": await slow_plain(router, stop_s, list(OPTIONS)),
+        "plain, gRPC's default options": await slow_plain(router, stop_s, []),
+    }
     figures = {
         "stopped_s": stop_s,
         "window_tokens": WINDOW,
         "beyond_consumed": {name: form["generated"] - form["consumed"] for name, form in forms.items()},
         "forms": forms,
-        "others_tokens_per_s": alone / OTHERS,
-        "others_ratio": statistics.median(ratios),
-        "others_ratios": [round(ratio, 3) for ratio in ratios],
+        "others_steady": steady,
+        "others_fast": fast,
     }
     return figures, _rows(figures)
 
@@ -151,9 +166,10 @@ def _rows(figures: dict[str, Any]) -> list[Any]:
     for name, form in figures["forms"].items():
         if name.startswith("plain"):
             sdk = "SDK" in name
-            # What the receiver's window holds, in events of one token, and the credit window behind it.
+            # What the receiver's window holds, in events of one token (gRPC lets half as much again in), and the
+            # credit window behind it.
             window_bytes = 16_384 if sdk else 4 * 2**20
-            bound = 2 * window_bytes // form["event_bytes"] + limit
+            bound = 3 * window_bytes // (2 * form["event_bytes"]) + limit
             rows.append(
                 (
                     f"the same, {name} ({form['event_bytes']} bytes an event), tokens",
@@ -162,7 +178,16 @@ def _rows(figures: dict[str, Any]) -> list[Any]:
                     beyond[name] <= bound,
                 )
             )
-    rows.append(("rate of each of the 15 others, tokens/s", f"{figures['others_tokens_per_s']:.0f}", "", None))
-    ratio = figures["others_ratio"]
-    rows.append(("their rate beside the slow reader / without it", f"{ratio:.3f}", ">= 0.97", ratio >= 0.97))
+    steady, fast = figures["others_steady"], figures["others_fast"]
+    rows += [
+        ("rate of each of the 15 others at 2,000 in all, tokens/s", f"{steady['tokens_per_s_each']:.0f}", "", None),
+        (
+            "their rate beside the slow reader / without it",
+            f"{steady['ratio']:.3f}",
+            ">= 0.97",
+            steady["ratio"] >= 0.97,
+        ),
+        ("rate of each at 2,000 each (the machine is full), tokens/s", f"{fast['tokens_per_s_each']:.0f}", "", None),
+        ("their rate beside the slow reader / without it", f"{fast['ratio']:.3f}", "", None),
+    ]
     return rows

@@ -15,6 +15,7 @@ class CuttingProxy:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._open: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.cuts = 0
         self.endpoint = ""
@@ -30,6 +31,8 @@ class CuttingProxy:
         assert self._server is not None
         self._server.close()
         self.cut()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=5)
 
     def cut(self) -> None:
         """Break every open connection, without a goodbye."""
@@ -38,19 +41,21 @@ class CuttingProxy:
             writer.transport.abort()
         self._open.clear()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
         ends = {writer, up_writer}
         self._open |= ends
-        try:
-            await asyncio.wait(
-                {asyncio.create_task(_pump(reader, up_writer)), asyncio.create_task(_pump(up_reader, writer))},
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            self._open -= ends
-            for end in ends:
-                end.transport.abort()
+        pumps = {asyncio.create_task(_pump(reader, up_writer)), asyncio.create_task(_pump(up_reader, writer))}
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        self._open -= ends
+        for end in ends:
+            end.transport.abort()
+        await asyncio.wait(pumps)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
