@@ -279,3 +279,27 @@ def test_a_part_of_what_waits_may_be_told() -> None:
     assert told.machine.next(3.0) is Step.DELTA
     told.machine.take(Step.DELTA, 1)
     assert told.machine.pending == 2
+
+
+@pytest.mark.parametrize("state", ["output", "nothing", "news", "detached", "over"])
+def test_the_shortcut_tells_output_exactly_where_next_would(state: str) -> None:
+    told = decoding()
+    if state == "news":
+        told = Told()
+        told.dispatch()
+        told.admitted()
+    if state in ("output", "detached", "over"):
+        told.output(2)
+    if state == "detached":
+        told.machine.detach(3.0)
+    if state == "over":
+        told.machine.ask_end(Reason.CLIENT_CANCELLED, 3.0)
+    before, expected = told.machine.sequence, told.machine.next(3.0)
+    sequence = told.machine.tell_output(3.0)
+    assert (sequence > 0) is (state == "output")
+    if sequence:
+        assert expected is Step.DELTA
+        assert (sequence, told.machine.sequence, told.machine.pending) == (before + 1, before + 1, 0)
+        assert told.machine.next(3.0) is Step.WAIT
+    else:
+        assert (told.machine.sequence, told.machine.next(3.0)) == (before, expected)

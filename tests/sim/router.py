@@ -131,8 +131,10 @@ class Session:
     def take(self) -> Event | None:
         """The next event, to be written; None: nothing now."""
         machine = self.machine
+        now = self.world.time.now
+        if sequence := machine.tell_output(now):
+            return self._event(Step.DELTA, sequence)
         while True:
-            now = self.world.time.now
             step = machine.next(now)
             if step is Step.WAIT or step is Step.OVER:
                 return None

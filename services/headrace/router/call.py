@@ -90,12 +90,15 @@ class Call:
     async def _write_on(self, session: Session) -> None:
         """As the module says; on the hot path."""
         context, take, wrote, metrics, wake = self._context, session.take, session.wrote, self._metrics, self._wake
+        machine = session.machine
         while True:
             while (event := take()) is not None:
                 await context.write(event.data)
                 metrics.writes += 1
                 wrote(event.sequence, event.tokens)
-            if session.machine.is_told:
+                if machine.is_quiet:
+                    break
+            if machine.is_told:
                 return
             await wake.wait()
             wake.clear()

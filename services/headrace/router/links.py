@@ -21,6 +21,8 @@ from headrace.runtime.tasks import cancel_and_wait, retry_forever
 from headrace.runtime.telemetry import get_logger
 
 WELCOME_TIMEOUT_S = 5.0
+CREDIT_DELAY_S = 0.003
+"""How long a credit that nobody waits for yet waits for others, so that they travel in one frame."""
 
 
 class AttemptOwner(Protocol):
@@ -59,6 +61,7 @@ class SchedulerLink:
         self._owners: dict[int, tuple[AttemptOwner, str]] = {}
         self._outgoing = pb.AttachRequest()
         self._wanted = asyncio.Event()
+        self._credit_timer: asyncio.TimerHandle | None = None
         self._connected = False
         self._task: asyncio.Task[None] | None = None
         self._on_idle: Callable[[], None] | None = None
@@ -90,11 +93,19 @@ class SchedulerLink:
         self._outgoing.dispatches.append(message)
         self._wanted.set()
 
-    def grant(self, attempt: int, limit: int) -> None:
-        """Let an attempt generate up to `limit` tokens, counted from its start."""
-        if attempt in self._owners:
-            self._outgoing.credits.add(attempt=attempt, limit=limit)
+    def grant(self, attempt: int, limit: int, *, urgent: bool) -> None:
+        """Let an attempt generate up to `limit` tokens, counted from its start; `urgent`: it waits for them."""
+        if attempt not in self._owners:
+            return
+        self._outgoing.credits.add(attempt=attempt, limit=limit)
+        if urgent:
             self._wanted.set()
+        elif self._credit_timer is None:
+            self._credit_timer = asyncio.get_running_loop().call_later(CREDIT_DELAY_S, self._send_credits)
+
+    def _send_credits(self) -> None:
+        self._credit_timer = None
+        self._wanted.set()
 
     def cancel(self, attempt: int, cause: FinishReason) -> None:
         """Ask for the end of an attempt; its `ended` still comes."""
@@ -142,6 +153,9 @@ class SchedulerLink:
                 await self._wanted.wait()
                 self._wanted.clear()
                 frame, self._outgoing = self._outgoing, pb.AttachRequest()
+                if self._credit_timer is not None:
+                    self._credit_timer.cancel()
+                    self._credit_timer = None
                 await call.write(frame)
                 self.frames_out += 1
         except Exception:  # the reader sees the end of the call and says why

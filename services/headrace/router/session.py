@@ -178,8 +178,10 @@ class Session:
     def take(self) -> Event | None:
         """The next event, to be written; None: nothing now. On the hot path."""
         machine = self.machine
+        now = time.monotonic()
+        if sequence := machine.tell_output(now):
+            return self._event(Step.DELTA, sequence, now)
         while True:
-            now = time.monotonic()
             step = machine.next(now)
             if step is Step.WAIT or step is Step.OVER:
                 return None
@@ -202,8 +204,11 @@ class Session:
 
     def wrote(self, sequence: int, tokens: int) -> None:
         """The transport has taken an event. On the hot path."""
-        self.machine.write(tokens, sequence)
-        self._grant()
+        machine = self.machine
+        machine.write(tokens, sequence)
+        window = machine.window
+        if window.granted - window.taken <= window.low:
+            self._grant()
 
     def acknowledge(self, sequence: int) -> None:
         """The reader confirms all events up to `sequence`."""
@@ -211,17 +216,20 @@ class Session:
         self._grant()
 
     def _grant(self) -> None:
-        limit = self.machine.grant()
+        machine = self.machine
+        is_paused = machine.window.paused_at is not None
+        limit = machine.grant()
         if limit is not None and self._link is not None:
-            self._link.grant(self.machine.record.attempt, limit)
+            self._link.grant(machine.record.attempt, limit, urgent=is_paused)
 
     def _event(self, step: Step, sequence: int, now: float) -> Event:
         machine = self.machine
         event = pb.GenerateEvent(sequence=sequence, request=self.name)
         tokens = 0
         if step is Step.DELTA:
-            tokens = len(self._token_ids)
-            telling.delta(event, b"".join(self._text), self._token_ids, self._logprobs)
+            text, token_ids = self._text, self._token_ids
+            tokens = len(token_ids)
+            telling.delta(event, text[0] if len(text) == 1 else b"".join(text), token_ids, self._logprobs)
             self._clear_output()
         elif step is Step.ACCEPTED:
             assert self._admitted is not None
@@ -240,7 +248,8 @@ class Session:
     def _clear_output(self) -> None:
         self._text.clear()
         self._token_ids.clear()
-        self._logprobs.clear()
+        if self._logprobs:
+            self._logprobs.clear()
 
     def _log_on(self) -> None:
         """Without a reader: write to the log what there is, until half of what it keeps is unread."""
