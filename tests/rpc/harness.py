@@ -112,3 +112,22 @@ class Plain:
 async def soon(awaited: Awaitable[Any], timeout_s: float = 10) -> Any:
     """What is awaited, within a bound."""
     return await asyncio.wait_for(awaited, timeout_s)
+
+
+class Ends:
+    """What a handler saw: where it is, and how it was ended."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.errors: list[BaseException] = []
+        self.cancelling = 0
+        self.cleaned = asyncio.Event()
+
+
+async def in_write(context: Any) -> None:
+    await context.write(b"x" * 500_000)
+
+
+def alarms(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What gRPC reports as errors of a handler; its grumbling about one event loop for each test is no concern here."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("grpc")]
