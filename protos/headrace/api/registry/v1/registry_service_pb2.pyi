@@ -20,15 +20,52 @@ class CreateArtifactResponse(_message.Message):
     artifact: _resources_pb2.Artifact
     def __init__(self, artifact: _Optional[_Union[_resources_pb2.Artifact, _Mapping]] = ...) -> None: ...
 
+class GetArtifactRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetArtifactResponse(_message.Message):
+    __slots__ = ("artifact",)
+    ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    artifact: _resources_pb2.Artifact
+    def __init__(self, artifact: _Optional[_Union[_resources_pb2.Artifact, _Mapping]] = ...) -> None: ...
+
 class ListArtifactsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ListArtifactsResponse(_message.Message):
-    __slots__ = ("artifacts",)
+    __slots__ = ("artifacts", "next_page_token")
     ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     artifacts: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Artifact]
-    def __init__(self, artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteArtifactRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteArtifactResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CreateRevisionRequest(_message.Message):
     __slots__ = ("model", "revision")
@@ -44,15 +81,54 @@ class CreateRevisionResponse(_message.Message):
     revision: _resources_pb2.Revision
     def __init__(self, revision: _Optional[_Union[_resources_pb2.Revision, _Mapping]] = ...) -> None: ...
 
+class GetRevisionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetRevisionResponse(_message.Message):
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: _resources_pb2.Revision
+    def __init__(self, revision: _Optional[_Union[_resources_pb2.Revision, _Mapping]] = ...) -> None: ...
+
 class ListRevisionsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token", "labels", "model")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    labels: _containers.ScalarMap[str, str]
+    model: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRevisionsResponse(_message.Message):
-    __slots__ = ("revisions",)
+    __slots__ = ("revisions", "next_page_token")
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     revisions: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Revision]
-    def __init__(self, revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DeleteRevisionRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteRevisionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SetAliasRequest(_message.Message):
     __slots__ = ("alias",)
@@ -78,9 +154,108 @@ class DeleteAliasResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class GetSnapshotRequest(_message.Message):
+class ListAliasesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ListAliasesResponse(_message.Message):
+    __slots__ = ("aliases", "next_page_token")
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    aliases: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Alias]
+    next_page_token: str
+    def __init__(self, aliases: _Optional[_Iterable[_Union[_resources_pb2.Alias, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("revocation",)
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
+    revocation: _resources_pb2.Revocation
+    def __init__(self, revocation: _Optional[_Union[_resources_pb2.Revocation, _Mapping]] = ...) -> None: ...
+
+class RevokeResponse(_message.Message):
+    __slots__ = ("revocation",)
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
+    revocation: _resources_pb2.Revocation
+    def __init__(self, revocation: _Optional[_Union[_resources_pb2.Revocation, _Mapping]] = ...) -> None: ...
+
+class LiftRevocationRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class LiftRevocationResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListRevocationsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRevocationsResponse(_message.Message):
+    __slots__ = ("revocations",)
+    REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    revocations: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Revocation]
+    def __init__(self, revocations: _Optional[_Iterable[_Union[_resources_pb2.Revocation, _Mapping]]] = ...) -> None: ...
+
+class ListAuditRecordsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "resource")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    resource: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., resource: _Optional[str] = ...) -> None: ...
+
+class ListAuditRecordsResponse(_message.Message):
+    __slots__ = ("records", "next_page_token")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[_resources_pb2.AuditRecord]
+    next_page_token: str
+    def __init__(self, records: _Optional[_Iterable[_Union[_resources_pb2.AuditRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetSnapshotRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class ListSnapshotsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSnapshotsResponse(_message.Message):
+    __slots__ = ("roots",)
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    roots: _containers.RepeatedCompositeFieldContainer[_routing_pb2.RoutingRoot]
+    def __init__(self, roots: _Optional[_Iterable[_Union[_routing_pb2.RoutingRoot, _Mapping]]] = ...) -> None: ...
+
+class RollBackRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class RollBackResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetSnapshotResponse(_message.Message):
     __slots__ = ("snapshot",)

@@ -42,20 +42,40 @@ class RegistryServiceStub:
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateArtifactRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateArtifactResponse.FromString,
                 _registered_method=True)
+        self.GetArtifact = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/GetArtifact',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactResponse.FromString,
+                _registered_method=True)
         self.ListArtifacts = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/ListArtifacts',
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsResponse.FromString,
+                _registered_method=True)
+        self.DeleteArtifact = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/DeleteArtifact',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactResponse.FromString,
                 _registered_method=True)
         self.CreateRevision = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/CreateRevision',
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateRevisionRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateRevisionResponse.FromString,
                 _registered_method=True)
+        self.GetRevision = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/GetRevision',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionResponse.FromString,
+                _registered_method=True)
         self.ListRevisions = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/ListRevisions',
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsResponse.FromString,
+                _registered_method=True)
+        self.DeleteRevision = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/DeleteRevision',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionResponse.FromString,
                 _registered_method=True)
         self.SetAlias = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/SetAlias',
@@ -67,10 +87,45 @@ class RegistryServiceStub:
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteAliasRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteAliasResponse.FromString,
                 _registered_method=True)
+        self.ListAliases = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/ListAliases',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/Revoke',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeResponse.FromString,
+                _registered_method=True)
+        self.LiftRevocation = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/LiftRevocation',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationResponse.FromString,
+                _registered_method=True)
+        self.ListRevocations = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/ListRevocations',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsResponse.FromString,
+                _registered_method=True)
+        self.ListAuditRecords = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/ListAuditRecords',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsResponse.FromString,
+                _registered_method=True)
         self.GetSnapshot = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/GetSnapshot',
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotResponse.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/ListSnapshots',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsResponse.FromString,
+                _registered_method=True)
+        self.RollBack = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/RollBack',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackResponse.FromString,
                 _registered_method=True)
         self.ListServices = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/ListServices',
@@ -92,8 +147,22 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetArtifact(self, request, context):
+        """GetArtifact returns one artifact.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListArtifacts(self, request, context):
-        """ListArtifacts returns all artifacts, ordered by name.
+        """ListArtifacts returns artifacts, ordered by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteArtifact(self, request, context):
+        """DeleteArtifact forgets an artifact that no revision needs; its files stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,8 +175,23 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRevision(self, request, context):
+        """GetRevision returns one revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRevisions(self, request, context):
-        """ListRevisions returns all revisions, ordered by name.
+        """ListRevisions returns revisions, ordered by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRevision(self, request, context):
+        """DeleteRevision forgets a revision that no alias names, no worker serves, and
+        no snapshot that is kept for a rollback needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,8 +212,59 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAliases(self, request, context):
+        """ListAliases returns aliases, ordered by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """Revoke takes a revision, a replica or a tenant's key out of service at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LiftRevocation(self, request, context):
+        """LiftRevocation ends a revocation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRevocations(self, request, context):
+        """ListRevocations returns what is revoked, ordered by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAuditRecords(self, request, context):
+        """ListAuditRecords returns changes, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSnapshot(self, request, context):
-        """GetSnapshot returns the published routing snapshot.
+        """GetSnapshot returns the published routing snapshot, or an earlier one that
+        is still kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """ListSnapshots returns the snapshots that are kept, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBack(self, request, context):
+        """RollBack sets all aliases to what they were in a snapshot that is kept. The
+        result is a new version: versions never go back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,20 +285,40 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateArtifactRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateArtifactResponse.SerializeToString,
             ),
+            'GetArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetArtifact,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactResponse.SerializeToString,
+            ),
             'ListArtifacts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListArtifacts,
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsResponse.SerializeToString,
+            ),
+            'DeleteArtifact': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteArtifact,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactResponse.SerializeToString,
             ),
             'CreateRevision': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateRevision,
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateRevisionRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateRevisionResponse.SerializeToString,
             ),
+            'GetRevision': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRevision,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionResponse.SerializeToString,
+            ),
             'ListRevisions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRevisions,
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsResponse.SerializeToString,
+            ),
+            'DeleteRevision': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRevision,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionResponse.SerializeToString,
             ),
             'SetAlias': grpc.unary_unary_rpc_method_handler(
                     servicer.SetAlias,
@@ -175,10 +330,45 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteAliasRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteAliasResponse.SerializeToString,
             ),
+            'ListAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAliases,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeResponse.SerializeToString,
+            ),
+            'LiftRevocation': grpc.unary_unary_rpc_method_handler(
+                    servicer.LiftRevocation,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationResponse.SerializeToString,
+            ),
+            'ListRevocations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRevocations,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsResponse.SerializeToString,
+            ),
+            'ListAuditRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuditRecords,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsResponse.SerializeToString,
+            ),
             'GetSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSnapshot,
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotResponse.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'RollBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBack,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackResponse.SerializeToString,
             ),
             'ListServices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListServices,
@@ -227,6 +417,33 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
+    def GetArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/GetArtifact',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetArtifactResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListArtifacts(request,
             target,
             options=(),
@@ -243,6 +460,33 @@ class RegistryService:
             '/headrace.api.registry.v1.RegistryService/ListArtifacts',
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsRequest.SerializeToString,
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListArtifactsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteArtifact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/DeleteArtifact',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteArtifactResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -281,6 +525,33 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
+    def GetRevision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/GetRevision',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRevisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRevisions(request,
             target,
             options=(),
@@ -297,6 +568,33 @@ class RegistryService:
             '/headrace.api.registry.v1.RegistryService/ListRevisions',
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsRequest.SerializeToString,
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRevision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/DeleteRevision',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteRevisionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -362,6 +660,141 @@ class RegistryService:
             _registered_method=True)
 
     @staticmethod
+    def ListAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/ListAliases',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/Revoke',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LiftRevocation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/LiftRevocation',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.LiftRevocationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRevocations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/ListRevocations',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRevocationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuditRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/ListAuditRecords',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAuditRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetSnapshot(request,
             target,
             options=(),
@@ -378,6 +811,60 @@ class RegistryService:
             '/headrace.api.registry.v1.RegistryService/GetSnapshot',
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotRequest.SerializeToString,
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/ListSnapshots',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/RollBack',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RollBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

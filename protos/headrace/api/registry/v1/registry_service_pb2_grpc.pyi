@@ -40,20 +40,48 @@ class RegistryServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RegistryServiceAsyncStub: ...
     CreateArtifact: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.CreateArtifactRequest, _registry_service_pb2.CreateArtifactResponse]
     """CreateArtifact registers a manifest and where its files are."""
+    GetArtifact: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.GetArtifactRequest, _registry_service_pb2.GetArtifactResponse]
+    """GetArtifact returns one artifact."""
     ListArtifacts: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListArtifactsRequest, _registry_service_pb2.ListArtifactsResponse]
-    """ListArtifacts returns all artifacts, ordered by name."""
+    """ListArtifacts returns artifacts, ordered by name."""
+    DeleteArtifact: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteArtifactRequest, _registry_service_pb2.DeleteArtifactResponse]
+    """DeleteArtifact forgets an artifact that no revision needs; its files stay."""
     CreateRevision: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.CreateRevisionRequest, _registry_service_pb2.CreateRevisionResponse]
     """CreateRevision registers a revision of a model."""
+    GetRevision: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.GetRevisionRequest, _registry_service_pb2.GetRevisionResponse]
+    """GetRevision returns one revision."""
     ListRevisions: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListRevisionsRequest, _registry_service_pb2.ListRevisionsResponse]
-    """ListRevisions returns all revisions, ordered by name."""
+    """ListRevisions returns revisions, ordered by name."""
+    DeleteRevision: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteRevisionRequest, _registry_service_pb2.DeleteRevisionResponse]
+    """DeleteRevision forgets a revision that no alias names, no worker serves, and
+    no snapshot that is kept for a rollback needs.
+    """
     SetAlias: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.SetAliasRequest, _registry_service_pb2.SetAliasResponse]
     """SetAlias creates an alias or replaces its targets."""
     DeleteAlias: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteAliasRequest, _registry_service_pb2.DeleteAliasResponse]
     """DeleteAlias removes an alias; workers of revisions that no alias names are
     drained.
     """
+    ListAliases: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListAliasesRequest, _registry_service_pb2.ListAliasesResponse]
+    """ListAliases returns aliases, ordered by name."""
+    Revoke: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.RevokeRequest, _registry_service_pb2.RevokeResponse]
+    """Revoke takes a revision, a replica or a tenant's key out of service at once."""
+    LiftRevocation: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.LiftRevocationRequest, _registry_service_pb2.LiftRevocationResponse]
+    """LiftRevocation ends a revocation."""
+    ListRevocations: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListRevocationsRequest, _registry_service_pb2.ListRevocationsResponse]
+    """ListRevocations returns what is revoked, ordered by name."""
+    ListAuditRecords: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListAuditRecordsRequest, _registry_service_pb2.ListAuditRecordsResponse]
+    """ListAuditRecords returns changes, the newest first."""
     GetSnapshot: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.GetSnapshotRequest, _registry_service_pb2.GetSnapshotResponse]
-    """GetSnapshot returns the published routing snapshot."""
+    """GetSnapshot returns the published routing snapshot, or an earlier one that
+    is still kept.
+    """
+    ListSnapshots: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListSnapshotsRequest, _registry_service_pb2.ListSnapshotsResponse]
+    """ListSnapshots returns the snapshots that are kept, the newest first."""
+    RollBack: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.RollBackRequest, _registry_service_pb2.RollBackResponse]
+    """RollBack sets all aliases to what they were in a snapshot that is kept. The
+    result is a new version: versions never go back.
+    """
     ListServices: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListServicesRequest, _registry_service_pb2.ListServicesResponse]
     """ListServices returns the services that run now and the snapshot each runs."""
 
@@ -67,20 +95,48 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateArtifact: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.CreateArtifactRequest, _registry_service_pb2.CreateArtifactResponse]  # type: ignore[assignment]
     """CreateArtifact registers a manifest and where its files are."""
+    GetArtifact: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.GetArtifactRequest, _registry_service_pb2.GetArtifactResponse]  # type: ignore[assignment]
+    """GetArtifact returns one artifact."""
     ListArtifacts: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListArtifactsRequest, _registry_service_pb2.ListArtifactsResponse]  # type: ignore[assignment]
-    """ListArtifacts returns all artifacts, ordered by name."""
+    """ListArtifacts returns artifacts, ordered by name."""
+    DeleteArtifact: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteArtifactRequest, _registry_service_pb2.DeleteArtifactResponse]  # type: ignore[assignment]
+    """DeleteArtifact forgets an artifact that no revision needs; its files stay."""
     CreateRevision: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.CreateRevisionRequest, _registry_service_pb2.CreateRevisionResponse]  # type: ignore[assignment]
     """CreateRevision registers a revision of a model."""
+    GetRevision: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.GetRevisionRequest, _registry_service_pb2.GetRevisionResponse]  # type: ignore[assignment]
+    """GetRevision returns one revision."""
     ListRevisions: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListRevisionsRequest, _registry_service_pb2.ListRevisionsResponse]  # type: ignore[assignment]
-    """ListRevisions returns all revisions, ordered by name."""
+    """ListRevisions returns revisions, ordered by name."""
+    DeleteRevision: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteRevisionRequest, _registry_service_pb2.DeleteRevisionResponse]  # type: ignore[assignment]
+    """DeleteRevision forgets a revision that no alias names, no worker serves, and
+    no snapshot that is kept for a rollback needs.
+    """
     SetAlias: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.SetAliasRequest, _registry_service_pb2.SetAliasResponse]  # type: ignore[assignment]
     """SetAlias creates an alias or replaces its targets."""
     DeleteAlias: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteAliasRequest, _registry_service_pb2.DeleteAliasResponse]  # type: ignore[assignment]
     """DeleteAlias removes an alias; workers of revisions that no alias names are
     drained.
     """
+    ListAliases: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListAliasesRequest, _registry_service_pb2.ListAliasesResponse]  # type: ignore[assignment]
+    """ListAliases returns aliases, ordered by name."""
+    Revoke: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.RevokeRequest, _registry_service_pb2.RevokeResponse]  # type: ignore[assignment]
+    """Revoke takes a revision, a replica or a tenant's key out of service at once."""
+    LiftRevocation: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.LiftRevocationRequest, _registry_service_pb2.LiftRevocationResponse]  # type: ignore[assignment]
+    """LiftRevocation ends a revocation."""
+    ListRevocations: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListRevocationsRequest, _registry_service_pb2.ListRevocationsResponse]  # type: ignore[assignment]
+    """ListRevocations returns what is revoked, ordered by name."""
+    ListAuditRecords: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListAuditRecordsRequest, _registry_service_pb2.ListAuditRecordsResponse]  # type: ignore[assignment]
+    """ListAuditRecords returns changes, the newest first."""
     GetSnapshot: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.GetSnapshotRequest, _registry_service_pb2.GetSnapshotResponse]  # type: ignore[assignment]
-    """GetSnapshot returns the published routing snapshot."""
+    """GetSnapshot returns the published routing snapshot, or an earlier one that
+    is still kept.
+    """
+    ListSnapshots: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListSnapshotsRequest, _registry_service_pb2.ListSnapshotsResponse]  # type: ignore[assignment]
+    """ListSnapshots returns the snapshots that are kept, the newest first."""
+    RollBack: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.RollBackRequest, _registry_service_pb2.RollBackResponse]  # type: ignore[assignment]
+    """RollBack sets all aliases to what they were in a snapshot that is kept. The
+    result is a new version: versions never go back.
+    """
     ListServices: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListServicesRequest, _registry_service_pb2.ListServicesResponse]  # type: ignore[assignment]
     """ListServices returns the services that run now and the snapshot each runs."""
 
@@ -99,12 +155,28 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         """CreateArtifact registers a manifest and where its files are."""
 
     @_abc_1.abstractmethod
+    def GetArtifact(
+        self,
+        request: _registry_service_pb2.GetArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.GetArtifactResponse, _abc.Awaitable[_registry_service_pb2.GetArtifactResponse]]:
+        """GetArtifact returns one artifact."""
+
+    @_abc_1.abstractmethod
     def ListArtifacts(
         self,
         request: _registry_service_pb2.ListArtifactsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_service_pb2.ListArtifactsResponse, _abc.Awaitable[_registry_service_pb2.ListArtifactsResponse]]:
-        """ListArtifacts returns all artifacts, ordered by name."""
+        """ListArtifacts returns artifacts, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def DeleteArtifact(
+        self,
+        request: _registry_service_pb2.DeleteArtifactRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.DeleteArtifactResponse, _abc.Awaitable[_registry_service_pb2.DeleteArtifactResponse]]:
+        """DeleteArtifact forgets an artifact that no revision needs; its files stay."""
 
     @_abc_1.abstractmethod
     def CreateRevision(
@@ -115,12 +187,30 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         """CreateRevision registers a revision of a model."""
 
     @_abc_1.abstractmethod
+    def GetRevision(
+        self,
+        request: _registry_service_pb2.GetRevisionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.GetRevisionResponse, _abc.Awaitable[_registry_service_pb2.GetRevisionResponse]]:
+        """GetRevision returns one revision."""
+
+    @_abc_1.abstractmethod
     def ListRevisions(
         self,
         request: _registry_service_pb2.ListRevisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_service_pb2.ListRevisionsResponse, _abc.Awaitable[_registry_service_pb2.ListRevisionsResponse]]:
-        """ListRevisions returns all revisions, ordered by name."""
+        """ListRevisions returns revisions, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def DeleteRevision(
+        self,
+        request: _registry_service_pb2.DeleteRevisionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.DeleteRevisionResponse, _abc.Awaitable[_registry_service_pb2.DeleteRevisionResponse]]:
+        """DeleteRevision forgets a revision that no alias names, no worker serves, and
+        no snapshot that is kept for a rollback needs.
+        """
 
     @_abc_1.abstractmethod
     def SetAlias(
@@ -141,12 +231,72 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ListAliases(
+        self,
+        request: _registry_service_pb2.ListAliasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.ListAliasesResponse, _abc.Awaitable[_registry_service_pb2.ListAliasesResponse]]:
+        """ListAliases returns aliases, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def Revoke(
+        self,
+        request: _registry_service_pb2.RevokeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.RevokeResponse, _abc.Awaitable[_registry_service_pb2.RevokeResponse]]:
+        """Revoke takes a revision, a replica or a tenant's key out of service at once."""
+
+    @_abc_1.abstractmethod
+    def LiftRevocation(
+        self,
+        request: _registry_service_pb2.LiftRevocationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.LiftRevocationResponse, _abc.Awaitable[_registry_service_pb2.LiftRevocationResponse]]:
+        """LiftRevocation ends a revocation."""
+
+    @_abc_1.abstractmethod
+    def ListRevocations(
+        self,
+        request: _registry_service_pb2.ListRevocationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.ListRevocationsResponse, _abc.Awaitable[_registry_service_pb2.ListRevocationsResponse]]:
+        """ListRevocations returns what is revoked, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def ListAuditRecords(
+        self,
+        request: _registry_service_pb2.ListAuditRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.ListAuditRecordsResponse, _abc.Awaitable[_registry_service_pb2.ListAuditRecordsResponse]]:
+        """ListAuditRecords returns changes, the newest first."""
+
+    @_abc_1.abstractmethod
     def GetSnapshot(
         self,
         request: _registry_service_pb2.GetSnapshotRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_service_pb2.GetSnapshotResponse, _abc.Awaitable[_registry_service_pb2.GetSnapshotResponse]]:
-        """GetSnapshot returns the published routing snapshot."""
+        """GetSnapshot returns the published routing snapshot, or an earlier one that
+        is still kept.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSnapshots(
+        self,
+        request: _registry_service_pb2.ListSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.ListSnapshotsResponse, _abc.Awaitable[_registry_service_pb2.ListSnapshotsResponse]]:
+        """ListSnapshots returns the snapshots that are kept, the newest first."""
+
+    @_abc_1.abstractmethod
+    def RollBack(
+        self,
+        request: _registry_service_pb2.RollBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.RollBackResponse, _abc.Awaitable[_registry_service_pb2.RollBackResponse]]:
+        """RollBack sets all aliases to what they were in a snapshot that is kept. The
+        result is a new version: versions never go back.
+        """
 
     @_abc_1.abstractmethod
     def ListServices(

@@ -26,37 +26,55 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from headrace.api.inference.v1 import inference_service_pb2 as headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(headrace/api/registry/v1/resources.proto\x12\x18headrace.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xa2\x01\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x35\n\x05\x66iles\x18\x03 \x03(\x0b\x32&.headrace.api.registry.v1.ArtifactFile\x12\x10\n\x08location\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xf2\x01\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x39\n\x04kind\x18\x04 \x01(\x0e\x32+.headrace.api.registry.v1.ArtifactFile.Kind\"{\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x0f\n\x0bKIND_CONFIG\x10\x02\x12\x12\n\x0eKIND_TOKENIZER\x10\x03\x12\x16\n\x12KIND_CHAT_TEMPLATE\x10\x04\x12\x0e\n\nKIND_OTHER\x10\x05\"\xdc\x01\n\x08Revision\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x03 \x01(\t\x12\x36\n\texecution\x18\x04 \x01(\x0b\x32#.headrace.api.registry.v1.Execution\x12\x37\n\x06policy\x18\x05 \x01(\x0b\x32\'.headrace.api.registry.v1.RequestPolicy\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xde\x02\n\tExecution\x12:\n\x06\x65ngine\x18\x01 \x01(\x0e\x32*.headrace.api.registry.v1.Execution.Engine\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x15\n\rprefill_chunk\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12&\n\x1esynthetic_prefill_tokens_per_s\x18\x07 \x01(\x01\x12%\n\x1dsynthetic_decode_tokens_per_s\x18\x08 \x01(\x01\x12\x18\n\x10run_ahead_tokens\x18\t \x01(\r\"K\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45NGINE_LLAMACPP\x10\x01\x12\x14\n\x10\x45NGINE_SYNTHETIC\x10\x02\"\xfe\x01\n\rRequestPolicy\x12\x19\n\x11max_output_tokens\x18\x01 \x01(\r\x12G\n\x10\x64\x65\x66\x61ult_sampling\x18\x02 \x01(\x0b\x32-.headrace.api.inference.v1.SamplingParameters\x12\x45\n\x11supported_efforts\x18\x03 \x03(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x42\n\x0e\x64\x65\x66\x61ult_effort\x18\x04 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\"\x8c\x01\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07targets\x18\x02 \x03(\x0b\x32%.headrace.api.registry.v1.AliasTarget\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x0b\x41liasTarget\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\"\xf1\x02\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x11\n\tscheduler\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x36\n\x05state\x18\x05 \x01(\x0e\x32\'.headrace.api.registry.v1.Replica.State\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x10\n\x08kv_cells\x18\x08 \x01(\r\x12?\n\x0e\x66\x61ilure_domain\x18\t \x01(\x0b\x32\'.headrace.api.registry.v1.FailureDomain\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\"h\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x12\n\x0eSTATE_DRAINING\x10\x03\x12\x10\n\x0cSTATE_FAILED\x10\x04\"9\n\rFailureDomain\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\"\xd7\x01\n\rServiceRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10snapshot_version\x18\x05 \x01(\x04\x12\x17\n\x0fsnapshot_digest\x18\x06 \x01(\t\x12\x18\n\x10snapshot_refusal\x18\x07 \x01(\t\x12\x18\n\x10metrics_endpoint\x18\x08 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(headrace/api/registry/v1/resources.proto\x12\x18headrace.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xd9\x02\n\x08\x41rtifact\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x35\n\x05\x66iles\x18\x03 \x03(\x0b\x32&.headrace.api.registry.v1.ArtifactFile\x12\x10\n\x08location\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12>\n\x06labels\x18\x06 \x03(\x0b\x32..headrace.api.registry.v1.Artifact.LabelsEntry\x12\x33\n\x05\x66\x61\x63ts\x18\x07 \x01(\x0b\x32$.headrace.api.registry.v1.ModelFacts\x12\x11\n\tsignature\x18\x08 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd7\x01\n\nModelFacts\x12\x14\n\x0c\x61rchitecture\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x11\n\tembedding\x18\x05 \x01(\r\x12\x12\n\nvocabulary\x18\x06 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\r\x12\x13\n\x0bweight_type\x18\x08 \x01(\t\x12\x19\n\x11has_chat_template\x18\t \x01(\x08\x12\x13\n\x0b\x62\x61se_digest\x18\n \x01(\t\"\xc9\x02\n\x0c\x41rtifactFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x39\n\x04kind\x18\x04 \x01(\x0e\x32+.headrace.api.registry.v1.ArtifactFile.Kind\"\xd1\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_WEIGHTS\x10\x01\x12\x0f\n\x0bKIND_CONFIG\x10\x02\x12\x12\n\x0eKIND_TOKENIZER\x10\x03\x12\x16\n\x12KIND_CHAT_TEMPLATE\x10\x04\x12\x0e\n\nKIND_OTHER\x10\x05\x12\x17\n\x13KIND_SPECIAL_TOKENS\x10\x06\x12\x10\n\x0cKIND_ADAPTER\x10\x07\x12\x15\n\x11KIND_QUANTIZATION\x10\x08\x12\x12\n\x0eKIND_PROCESSOR\x10\t\"\xf4\x02\n\x08Revision\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x03 \x01(\t\x12\x36\n\texecution\x18\x04 \x01(\x0b\x32#.headrace.api.registry.v1.Execution\x12\x37\n\x06policy\x18\x05 \x01(\x0b\x32\'.headrace.api.registry.v1.RequestPolicy\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12>\n\x06labels\x18\x07 \x03(\x0b\x32..headrace.api.registry.v1.Revision.LabelsEntry\x12\x0f\n\x07runtime\x18\x08 \x01(\t\x12\x16\n\x0epolicy_version\x18\t \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa2\x03\n\tExecution\x12:\n\x06\x65ngine\x18\x01 \x01(\x0e\x32*.headrace.api.registry.v1.Execution.Engine\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x10\n\x08kv_cells\x18\x04 \x01(\r\x12\x15\n\rprefill_chunk\x18\x05 \x01(\r\x12\x0f\n\x07threads\x18\x06 \x01(\r\x12&\n\x1esynthetic_prefill_tokens_per_s\x18\x07 \x01(\x01\x12%\n\x1dsynthetic_decode_tokens_per_s\x18\x08 \x01(\x01\x12\x18\n\x10run_ahead_tokens\x18\t \x01(\r\x12\x17\n\x0ftensor_parallel\x18\n \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x0b \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\"K\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45NGINE_LLAMACPP\x10\x01\x12\x14\n\x10\x45NGINE_SYNTHETIC\x10\x02\"\xfe\x01\n\rRequestPolicy\x12\x19\n\x11max_output_tokens\x18\x01 \x01(\r\x12G\n\x10\x64\x65\x66\x61ult_sampling\x18\x02 \x01(\x0b\x32-.headrace.api.inference.v1.SamplingParameters\x12\x45\n\x11supported_efforts\x18\x03 \x03(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\x12\x42\n\x0e\x64\x65\x66\x61ult_effort\x18\x04 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\"\xf8\x01\n\x05\x41lias\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07targets\x18\x02 \x03(\x0b\x32%.headrace.api.registry.v1.AliasTarget\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\x06labels\x18\x05 \x03(\x0b\x32+.headrace.api.registry.v1.Alias.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"/\n\x0b\x41liasTarget\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\"\xf1\x02\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x11\n\tscheduler\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x36\n\x05state\x18\x05 \x01(\x0e\x32\'.headrace.api.registry.v1.Replica.State\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x10\n\x08kv_cells\x18\x08 \x01(\r\x12?\n\x0e\x66\x61ilure_domain\x18\t \x01(\x0b\x32\'.headrace.api.registry.v1.FailureDomain\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\"h\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_LOADING\x10\x01\x12\x0f\n\x0bSTATE_READY\x10\x02\x12\x12\n\x0eSTATE_DRAINING\x10\x03\x12\x10\n\x0cSTATE_FAILED\x10\x04\"9\n\rFailureDomain\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\x0c\n\x04zone\x18\x03 \x01(\t\"\xd7\x01\n\rServiceRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10snapshot_version\x18\x05 \x01(\x04\x12\x17\n\x0fsnapshot_digest\x18\x06 \x01(\t\x12\x18\n\x10snapshot_refusal\x18\x07 \x01(\t\x12\x18\n\x10metrics_endpoint\x18\x08 \x01(\t\"p\n\nRevocation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x65nd_running\x18\x03 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9f\x01\n\x0b\x41uditRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x10\n\x08resource\x18\x05 \x01(\t\x12\x13\n\x0b\x62\x65\x66ore_json\x18\x06 \x01(\t\x12\x12\n\nafter_json\x18\x07 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.api.registry.v1.resources_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ARTIFACT_LABELSENTRY']._loaded_options = None
+  _globals['_ARTIFACT_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_REVISION_LABELSENTRY']._loaded_options = None
+  _globals['_REVISION_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_ALIAS_LABELSENTRY']._loaded_options = None
+  _globals['_ALIAS_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_ARTIFACT']._serialized_start=155
-  _globals['_ARTIFACT']._serialized_end=317
-  _globals['_ARTIFACTFILE']._serialized_start=320
-  _globals['_ARTIFACTFILE']._serialized_end=562
-  _globals['_ARTIFACTFILE_KIND']._serialized_start=439
-  _globals['_ARTIFACTFILE_KIND']._serialized_end=562
-  _globals['_REVISION']._serialized_start=565
-  _globals['_REVISION']._serialized_end=785
-  _globals['_EXECUTION']._serialized_start=788
-  _globals['_EXECUTION']._serialized_end=1138
-  _globals['_EXECUTION_ENGINE']._serialized_start=1063
-  _globals['_EXECUTION_ENGINE']._serialized_end=1138
-  _globals['_REQUESTPOLICY']._serialized_start=1141
-  _globals['_REQUESTPOLICY']._serialized_end=1395
-  _globals['_ALIAS']._serialized_start=1398
-  _globals['_ALIAS']._serialized_end=1538
-  _globals['_ALIASTARGET']._serialized_start=1540
-  _globals['_ALIASTARGET']._serialized_end=1587
-  _globals['_REPLICA']._serialized_start=1590
-  _globals['_REPLICA']._serialized_end=1959
-  _globals['_REPLICA_STATE']._serialized_start=1855
-  _globals['_REPLICA_STATE']._serialized_end=1959
-  _globals['_FAILUREDOMAIN']._serialized_start=1961
-  _globals['_FAILUREDOMAIN']._serialized_end=2018
-  _globals['_SERVICERECORD']._serialized_start=2021
-  _globals['_SERVICERECORD']._serialized_end=2236
+  _globals['_ARTIFACT']._serialized_end=500
+  _globals['_ARTIFACT_LABELSENTRY']._serialized_start=455
+  _globals['_ARTIFACT_LABELSENTRY']._serialized_end=500
+  _globals['_MODELFACTS']._serialized_start=503
+  _globals['_MODELFACTS']._serialized_end=718
+  _globals['_ARTIFACTFILE']._serialized_start=721
+  _globals['_ARTIFACTFILE']._serialized_end=1050
+  _globals['_ARTIFACTFILE_KIND']._serialized_start=841
+  _globals['_ARTIFACTFILE_KIND']._serialized_end=1050
+  _globals['_REVISION']._serialized_start=1053
+  _globals['_REVISION']._serialized_end=1425
+  _globals['_REVISION_LABELSENTRY']._serialized_start=455
+  _globals['_REVISION_LABELSENTRY']._serialized_end=500
+  _globals['_EXECUTION']._serialized_start=1428
+  _globals['_EXECUTION']._serialized_end=1846
+  _globals['_EXECUTION_ENGINE']._serialized_start=1771
+  _globals['_EXECUTION_ENGINE']._serialized_end=1846
+  _globals['_REQUESTPOLICY']._serialized_start=1849
+  _globals['_REQUESTPOLICY']._serialized_end=2103
+  _globals['_ALIAS']._serialized_start=2106
+  _globals['_ALIAS']._serialized_end=2354
+  _globals['_ALIAS_LABELSENTRY']._serialized_start=455
+  _globals['_ALIAS_LABELSENTRY']._serialized_end=500
+  _globals['_ALIASTARGET']._serialized_start=2356
+  _globals['_ALIASTARGET']._serialized_end=2403
+  _globals['_REPLICA']._serialized_start=2406
+  _globals['_REPLICA']._serialized_end=2775
+  _globals['_REPLICA_STATE']._serialized_start=2671
+  _globals['_REPLICA_STATE']._serialized_end=2775
+  _globals['_FAILUREDOMAIN']._serialized_start=2777
+  _globals['_FAILUREDOMAIN']._serialized_end=2834
+  _globals['_SERVICERECORD']._serialized_start=2837
+  _globals['_SERVICERECORD']._serialized_end=3052
+  _globals['_REVOCATION']._serialized_start=3054
+  _globals['_REVOCATION']._serialized_end=3166
+  _globals['_AUDITRECORD']._serialized_start=3169
+  _globals['_AUDITRECORD']._serialized_end=3328
 # @@protoc_insertion_point(module_scope)

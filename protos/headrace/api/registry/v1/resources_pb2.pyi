@@ -12,18 +12,55 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Artifact(_message.Message):
-    __slots__ = ("name", "digest", "files", "location", "create_time")
+    __slots__ = ("name", "digest", "files", "location", "create_time", "labels", "facts", "signature")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     files: _containers.RepeatedCompositeFieldContainer[ArtifactFile]
     location: str
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., location: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    facts: ModelFacts
+    signature: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., location: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ..., signature: _Optional[str] = ...) -> None: ...
+
+class ModelFacts(_message.Message):
+    __slots__ = ("architecture", "layers", "heads", "kv_heads", "embedding", "vocabulary", "context_tokens", "weight_type", "has_chat_template", "base_digest")
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    embedding: int
+    vocabulary: int
+    context_tokens: int
+    weight_type: str
+    has_chat_template: bool
+    base_digest: str
+    def __init__(self, architecture: _Optional[str] = ..., layers: _Optional[int] = ..., heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., embedding: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., weight_type: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., base_digest: _Optional[str] = ...) -> None: ...
 
 class ArtifactFile(_message.Message):
     __slots__ = ("path", "size", "sha256", "kind")
@@ -35,12 +72,20 @@ class ArtifactFile(_message.Message):
         KIND_TOKENIZER: _ClassVar[ArtifactFile.Kind]
         KIND_CHAT_TEMPLATE: _ClassVar[ArtifactFile.Kind]
         KIND_OTHER: _ClassVar[ArtifactFile.Kind]
+        KIND_SPECIAL_TOKENS: _ClassVar[ArtifactFile.Kind]
+        KIND_ADAPTER: _ClassVar[ArtifactFile.Kind]
+        KIND_QUANTIZATION: _ClassVar[ArtifactFile.Kind]
+        KIND_PROCESSOR: _ClassVar[ArtifactFile.Kind]
     KIND_UNSPECIFIED: ArtifactFile.Kind
     KIND_WEIGHTS: ArtifactFile.Kind
     KIND_CONFIG: ArtifactFile.Kind
     KIND_TOKENIZER: ArtifactFile.Kind
     KIND_CHAT_TEMPLATE: ArtifactFile.Kind
     KIND_OTHER: ArtifactFile.Kind
+    KIND_SPECIAL_TOKENS: ArtifactFile.Kind
+    KIND_ADAPTER: ArtifactFile.Kind
+    KIND_QUANTIZATION: ArtifactFile.Kind
+    KIND_PROCESSOR: ArtifactFile.Kind
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -52,23 +97,36 @@ class ArtifactFile(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[ArtifactFile.Kind, str]] = ...) -> None: ...
 
 class Revision(_message.Message):
-    __slots__ = ("name", "digest", "artifact", "execution", "policy", "create_time")
+    __slots__ = ("name", "digest", "artifact", "execution", "policy", "create_time", "labels", "runtime", "policy_version")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     artifact: str
     execution: Execution
     policy: RequestPolicy
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., artifact: _Optional[str] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., policy: _Optional[_Union[RequestPolicy, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    runtime: str
+    policy_version: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., artifact: _Optional[str] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., policy: _Optional[_Union[RequestPolicy, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s", "run_ahead_tokens")
+    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s", "run_ahead_tokens", "tensor_parallel", "pipeline_parallel", "device")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENGINE_UNSPECIFIED: _ClassVar[Execution.Engine]
@@ -86,6 +144,9 @@ class Execution(_message.Message):
     SYNTHETIC_PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SYNTHETIC_DECODE_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     RUN_AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     engine: Execution.Engine
     context_tokens: int
     slots: int
@@ -95,7 +156,10 @@ class Execution(_message.Message):
     synthetic_prefill_tokens_per_s: float
     synthetic_decode_tokens_per_s: float
     run_ahead_tokens: int
-    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ..., run_ahead_tokens: _Optional[int] = ...) -> None: ...
+    tensor_parallel: int
+    pipeline_parallel: int
+    device: str
+    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ..., run_ahead_tokens: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class RequestPolicy(_message.Message):
     __slots__ = ("max_output_tokens", "default_sampling", "supported_efforts", "default_effort")
@@ -110,16 +174,25 @@ class RequestPolicy(_message.Message):
     def __init__(self, max_output_tokens: _Optional[int] = ..., default_sampling: _Optional[_Union[_inference_service_pb2.SamplingParameters, _Mapping]] = ..., supported_efforts: _Optional[_Iterable[_Union[_inference_service_pb2.ReasoningEffort, str]]] = ..., default_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ...) -> None: ...
 
 class Alias(_message.Message):
-    __slots__ = ("name", "targets", "etag", "update_time")
+    __slots__ = ("name", "targets", "etag", "update_time", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     targets: _containers.RepeatedCompositeFieldContainer[AliasTarget]
     etag: str
     update_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class AliasTarget(_message.Message):
     __slots__ = ("revision", "weight")
@@ -194,3 +267,33 @@ class ServiceRecord(_message.Message):
     snapshot_refusal: str
     metrics_endpoint: str
     def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., snapshot_digest: _Optional[str] = ..., snapshot_refusal: _Optional[str] = ..., metrics_endpoint: _Optional[str] = ...) -> None: ...
+
+class Revocation(_message.Message):
+    __slots__ = ("name", "reason", "end_running", "create_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    END_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    end_running: bool
+    create_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., end_running: _Optional[bool] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class AuditRecord(_message.Message):
+    __slots__ = ("name", "time", "actor", "method", "resource", "before_json", "after_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_JSON_FIELD_NUMBER: _ClassVar[int]
+    AFTER_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    time: _timestamp_pb2.Timestamp
+    actor: str
+    method: str
+    resource: str
+    before_json: str
+    after_json: str
+    def __init__(self, name: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., method: _Optional[str] = ..., resource: _Optional[str] = ..., before_json: _Optional[str] = ..., after_json: _Optional[str] = ...) -> None: ...
