@@ -116,6 +116,50 @@ class RegistryService:
         """List what runs now, by name."""
         return pb.ListServicesResponse(services=await self._list("services/", resources_pb2.ServiceRecord))
 
+    async def GetArtifact(self, request: pb.GetArtifactRequest, context: Any) -> pb.GetArtifactResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def DeleteArtifact(self, request: pb.DeleteArtifactRequest, context: Any) -> pb.DeleteArtifactResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def GetRevision(self, request: pb.GetRevisionRequest, context: Any) -> pb.GetRevisionResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def DeleteRevision(self, request: pb.DeleteRevisionRequest, context: Any) -> pb.DeleteRevisionResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def ListAliases(self, request: pb.ListAliasesRequest, context: Any) -> pb.ListAliasesResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def LiftRevocation(self, request: pb.LiftRevocationRequest, context: Any) -> pb.LiftRevocationResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def ListRevocations(self, request: pb.ListRevocationsRequest, context: Any) -> pb.ListRevocationsResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def ListAuditRecords(self, request: pb.ListAuditRecordsRequest, context: Any) -> pb.ListAuditRecordsResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Any) -> pb.ListSnapshotsResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
+    async def RollBack(self, request: pb.RollBackRequest, context: Any) -> pb.RollBackResponse:  # noqa: N802
+        """Not available yet."""
+        raise _not_available()
+
     async def _create(
         self, key: str, message: Any, name: str, difference: str, *, requires: list[Compare] | None = None
     ) -> Any:
@@ -151,6 +195,10 @@ class RegistryService:
             except DecodeError:
                 get_logger().error("damaged_record", key=kv.key)
         return sorted(found, key=lambda message: str(message.name))
+
+
+def _not_available() -> Failure:
+    return Failure(Reason.INVALID_REQUEST, "This method is not available yet.")
 
 
 def _check_etag(name: str, etag: str, found: KeyValue | None) -> None:
