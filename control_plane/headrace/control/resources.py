@@ -22,6 +22,10 @@ class FileKind(enum.Enum):
     TOKENIZER = "tokenizer"
     CHAT_TEMPLATE = "chat_template"
     OTHER = "other"
+    SPECIAL_TOKENS = "special_tokens"
+    ADAPTER = "adapter"
+    QUANTIZATION = "quantization"
+    PROCESSOR = "processor"
 
 
 class Engine(enum.Enum):
@@ -52,6 +56,9 @@ class ReplicaState(enum.Enum):
 _LATER = {"later": True}
 """Of fields that came later: at their default they are not part of an identity, or every revision would change."""
 
+Labels = tuple[tuple[str, str], ...]
+"""Keys and values for people and their tools, ordered by key; never part of an identity."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
@@ -64,6 +71,30 @@ class ArtifactFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's own files say of it; 0, "" or False where they are silent."""
+
+    architecture: str = ""
+    layers: int = 0
+    heads: int = 0
+    """Query heads of a layer."""
+    kv_heads: int = 0
+    embedding: int = 0
+    """Width of the hidden state."""
+    vocabulary: int = 0
+    """Rows of the embedding."""
+    context_tokens: int = 0
+    """What the model was trained for."""
+    weight_type: str = ""
+    """Type or quantization of the weights, in lower case."""
+    has_chat_template: bool = False
+    base_digest: str = ""
+    """For an adapter: digest of the artifact that it adapts."""
+    tokenizer_vocabulary: int = 0
+    """Tokens that the tokenizer's own files define."""
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A set of files that never changes."""
 
@@ -72,6 +103,11 @@ class Artifact:
     """Directory that the Schedulers can read; not part of the identity."""
     create_time_ms: int = 0
     """Unix time, for people."""
+    labels: Labels = field(default=(), metadata=_LATER)
+    facts: ModelFacts = field(default=ModelFacts(), metadata=_LATER)
+    """Not part of the identity, which the files themselves are."""
+    signature: str = field(default="", metadata=_LATER)
+    """Path below the location of a signature over the files; "" if there is none."""
     digest: str = field(init=False)
     name: str = field(init=False)
 
@@ -114,6 +150,18 @@ class Execution:
     synthetic_decode_tokens_per_s: float = 0.0
     run_ahead_tokens: int = field(default=0, metadata=_LATER)
     """0: a sequence without credit is paused; above: see headrace.api.registry.v1.Execution."""
+    tensor_parallel: int = field(default=0, metadata=_LATER)
+    """GPUs that share each layer; 0 for one, which 1 becomes: one meaning has one identity."""
+    pipeline_parallel: int = field(default=0, metadata=_LATER)
+    """GPUs that share the layers; 0 for one, likewise."""
+    device: str = field(default="", metadata=_LATER)
+    """Device that it needs ("cuda-sm90"); "" for the CPU, which "cpu" becomes."""
+
+    def __post_init__(self) -> None:
+        """Give what means the same one spelling."""
+        for name, spelling in (("tensor_parallel", 1), ("pipeline_parallel", 1), ("device", "cpu")):
+            if getattr(self, name) == spelling:
+                object.__setattr__(self, name, type(spelling)())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +187,16 @@ class Revision:
     execution: Execution
     policy: RequestPolicy = RequestPolicy()
     create_time_ms: int = 0
+    labels: Labels = field(default=(), metadata=_LATER)
+    runtime: str = field(default="", metadata=_LATER)
+    """The environment that it runs in, as a name that never means another one; "": what the Scheduler has."""
+    policy_version: int = field(default=0, metadata=_LATER)
+    """Version of the interface and of the request policy that it was made for."""
     digest: str = field(init=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Derive the identity from everything but the time."""
+        """Derive the identity from everything but the time and the labels."""
         content = [
             "headrace.revision.v1",
             self.model,
@@ -151,6 +204,8 @@ class Revision:
             _plain(self.execution),
             _plain(self.policy),
         ]
+        if self.runtime or self.policy_version:
+            content.append({"runtime": self.runtime, "policy_version": self.policy_version})
         object.__setattr__(self, "digest", _digest(content))
         object.__setattr__(self, "name", names.revision(self.model, self.digest))
 
@@ -171,6 +226,7 @@ class Alias:
     targets: tuple[AliasTarget, ...]
     etag: str = ""
     update_time_ms: int = 0
+    labels: Labels = field(default=(), metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ match the digest raises `BadRecord`, so that nothing half-understood is ever rou
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -25,6 +27,8 @@ from headrace.control.resources import (
     Execution,
     FailureDomain,
     FileKind,
+    Labels,
+    ModelFacts,
     Replica,
     ReplicaState,
     RequestPolicy,
@@ -68,6 +72,9 @@ def artifact_to_proto(artifact: Artifact) -> resources_pb2.Artifact:
         ],
         location=artifact.location,
         create_time=_timestamp(artifact.create_time_ms),
+        labels=dict(artifact.labels),
+        facts=facts_to_proto(artifact.facts),
+        signature=artifact.signature,
     )
 
 
@@ -81,9 +88,27 @@ def artifact_from_proto(message: resources_pb2.Artifact) -> Artifact:
         files=tuple(ArtifactFile(f.path, f.size, f.sha256, _enum(_KINDS, f.kind, "kind")) for f in message.files),
         location=message.location,
         create_time_ms=_milliseconds(message.create_time),
+        labels=labels_of(message.labels),
+        facts=facts_from_proto(message.facts),
+        signature=message.signature,
     )
     _check_identity(artifact.name, artifact.digest, message.name, message.digest)
     return artifact
+
+
+def facts_to_proto(facts: ModelFacts) -> resources_pb2.ModelFacts | None:
+    """Encode facts; None where the files say nothing."""
+    return None if facts == ModelFacts() else resources_pb2.ModelFacts(**dataclasses.asdict(facts))
+
+
+def facts_from_proto(message: resources_pb2.ModelFacts) -> ModelFacts:
+    """Decode facts; an unset message becomes none."""
+    return ModelFacts(**{f.name: getattr(message, f.name) for f in dataclasses.fields(ModelFacts)})
+
+
+def labels_of(labels: Mapping[str, str]) -> Labels:
+    """Decode labels: ordered by key."""
+    return tuple(sorted(labels.items()))
 
 
 def sampling_to_proto(sampling: Sampling) -> inference_pb2.SamplingParameters:
@@ -118,6 +143,9 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
             synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
             run_ahead_tokens=run.run_ahead_tokens,
+            tensor_parallel=run.tensor_parallel,
+            pipeline_parallel=run.pipeline_parallel,
+            device=run.device,
         ),
         policy=resources_pb2.RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
@@ -126,6 +154,9 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
             default_effort=EFFORTS[policy.default_effort] if policy.default_effort else None,
         ),
         create_time=_timestamp(revision.create_time_ms),
+        labels=dict(revision.labels),
+        runtime=revision.runtime,
+        policy_version=revision.policy_version,
     )
 
 
@@ -158,6 +189,9 @@ def revision_from_proto(
             synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
             run_ahead_tokens=run.run_ahead_tokens,
+            tensor_parallel=run.tensor_parallel,
+            pipeline_parallel=run.pipeline_parallel,
+            device=run.device,
         ),
         policy=RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
@@ -166,6 +200,9 @@ def revision_from_proto(
             default_effort=_enum(EFFORTS, policy.default_effort, "default_effort") if policy.default_effort else None,
         ),
         create_time_ms=_milliseconds(message.create_time),
+        labels=labels_of(message.labels),
+        runtime=message.runtime,
+        policy_version=message.policy_version,
     )
     if check:
         _check_identity(revision.name, revision.digest, message.name, message.digest)
@@ -179,6 +216,7 @@ def alias_to_proto(alias: Alias) -> resources_pb2.Alias:
         targets=[resources_pb2.AliasTarget(revision=t.revision, weight=t.weight) for t in alias.targets],
         etag=alias.etag,
         update_time=_timestamp(alias.update_time_ms),
+        labels=dict(alias.labels),
     )
 
 
@@ -189,6 +227,7 @@ def alias_from_proto(message: resources_pb2.Alias) -> Alias:
         targets=tuple(AliasTarget(t.revision, t.weight) for t in message.targets),
         etag=message.etag,
         update_time_ms=_milliseconds(message.update_time),
+        labels=labels_of(message.labels),
     )
 
 

@@ -39,7 +39,7 @@ class Artifact(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[ArtifactFile, _Mapping]]] = ..., location: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Union[ModelFacts, _Mapping]] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class ModelFacts(_message.Message):
-    __slots__ = ("architecture", "layers", "heads", "kv_heads", "embedding", "vocabulary", "context_tokens", "weight_type", "has_chat_template", "base_digest")
+    __slots__ = ("architecture", "layers", "heads", "kv_heads", "embedding", "vocabulary", "context_tokens", "weight_type", "has_chat_template", "base_digest", "tokenizer_vocabulary")
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ModelFacts(_message.Message):
     WEIGHT_TYPE_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     architecture: str
     layers: int
     heads: int
@@ -60,7 +61,8 @@ class ModelFacts(_message.Message):
     weight_type: str
     has_chat_template: bool
     base_digest: str
-    def __init__(self, architecture: _Optional[str] = ..., layers: _Optional[int] = ..., heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., embedding: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., weight_type: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., base_digest: _Optional[str] = ...) -> None: ...
+    tokenizer_vocabulary: int
+    def __init__(self, architecture: _Optional[str] = ..., layers: _Optional[int] = ..., heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., embedding: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., weight_type: _Optional[str] = ..., has_chat_template: _Optional[bool] = ..., base_digest: _Optional[str] = ..., tokenizer_vocabulary: _Optional[int] = ...) -> None: ...
 
 class ArtifactFile(_message.Message):
     __slots__ = ("path", "size", "sha256", "kind")
