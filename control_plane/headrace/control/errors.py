@@ -50,6 +50,7 @@ class Reason(enum.Enum):
     NOT_RESUMABLE = "NOT_RESUMABLE"
     EVENTS_EXPIRED = "EVENTS_EXPIRED"
     STREAM_TAKEN_OVER = "STREAM_TAKEN_OVER"
+    RESOURCE_IN_USE = "RESOURCE_IN_USE"
 
 
 class Blame(enum.Enum):
@@ -165,6 +166,9 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         ),
         Reason.STREAM_TAKEN_OVER: Rule(
             "ABORTED", _C, Retry.NOBODY, "Nothing: the call that resumed the stream has it."
+        ),
+        Reason.RESOURCE_IN_USE: Rule(
+            "FAILED_PRECONDITION", _C, Retry.NOBODY, "Change or delete first what metadata names in `usedBy`."
         ),
     }
 )

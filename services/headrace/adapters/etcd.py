@@ -26,7 +26,18 @@ from headrace.adapters.etcd_transport import (
 from headrace.adapters.etcd_watch import PrefixWatch
 from headrace.control.errors import Failure
 from headrace.control.watch_cursor import Change
-from headrace.runtime.ports import Compacted, Compare, Head, KeyValue, LeaseNotFound, Listing, Put, TxnResult, Watch
+from headrace.runtime.ports import (
+    Compacted,
+    Compare,
+    Head,
+    KeyValue,
+    LeaseNotFound,
+    Listing,
+    Page,
+    Put,
+    TxnResult,
+    Watch,
+)
 from headrace.runtime.settings import SettingsError
 
 TIMEOUT_S = 5.0
@@ -133,6 +144,39 @@ class EtcdStore:
             except Compacted:
                 continue
         raise StoreUnavailable("it compacts faster than a listing can be read")
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        newest_first: bool = False,
+        keys_only: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Page:
+        """Return the next `limit` keys below `prefix`, as they are now.
+
+        Args:
+            prefix: ends in "/".
+            limit: at most so many, 1 or more.
+            after: the last key of the page before; "" for the first page.
+            newest_first: from the highest key to the lowest.
+            keys_only: leave the values out.
+            timeout_s: deadline, seconds.
+        """
+        low, high = self._bounds(prefix)
+        if after and newest_first:
+            high = self._raw(after)
+        elif after:
+            low = self._raw(after) + b"\0"
+        order = rpc_pb2.RangeRequest.DESCEND if newest_first else rpc_pb2.RangeRequest.NONE
+        request = rpc_pb2.RangeRequest(
+            key=low, range_end=high, limit=limit, sort_order=order, sort_target=rpc_pb2.RangeRequest.KEY,
+            keys_only=keys_only,
+        )  # fmt: skip
+        reply = await self._unary("KV/Range", request, rpc_pb2.RangeResponse, timeout_s, repeatable=True)
+        return Page(tuple(map(self._item, reply.kvs)), reply.count)
 
     async def _list(self, prefix: str, timeout_s: float) -> Listing:
         # Plain reads only: a store whose space is used up may refuse even a transaction that writes nothing.
@@ -308,4 +352,9 @@ class EtcdStore:
         if compare.exists is not None:
             result = rpc_pb2.Compare.GREATER if compare.exists else equal
             wire.append(rpc_pb2.Compare(result=result, target=rpc_pb2.Compare.CREATE, key=key, create_revision=0))
+        if compare.unchanged_since is not None:
+            low, high = self._bounds(compare.key)
+            after = compare.unchanged_since + 1
+            less, mod = rpc_pb2.Compare.LESS, rpc_pb2.Compare.MOD
+            wire.append(rpc_pb2.Compare(result=less, target=mod, key=low, range_end=high, mod_revision=after))
         return wire

@@ -170,6 +170,7 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.NOT_RESUMABLE: RequestError,
     Reason.EVENTS_EXPIRED: RequestError,
     Reason.STREAM_TAKEN_OVER: TakenOver,
+    Reason.RESOURCE_IN_USE: RequestError,
 }
 
 _BY_CODE: Mapping[str, type[HeadraceError]] = {

@@ -45,6 +45,20 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Some keys below a prefix, in order."""
+
+    items: tuple[KeyValue, ...]
+    count: int
+    """Of all keys from where this page begins to the end of the prefix."""
+
+    @property
+    def more(self) -> bool:
+        """Whether there are keys behind these."""
+        return self.count > len(self.items)
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Which store this is and how far it has come."""
 
@@ -54,12 +68,17 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction: the key's revisions as given. 0 as create_revision means "does not exist"."""
+    """A condition of a transaction: the key's revisions as given. 0 as create_revision means "does not exist".
+
+    With `unchanged_since`, `key` is a prefix, and no key below it may have been written after that revision of the
+    store (deleted ones do not count).
+    """
 
     key: str
     create_revision: int | None = None
     mod_revision: int | None = None
     exists: bool | None = None
+    unchanged_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +136,18 @@ class Store(Protocol):
 
     async def range(self, prefix: str, *, timeout_s: float = ...) -> Listing:
         """Read everything below a prefix at one revision."""
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = ...,
+        newest_first: bool = ...,
+        keys_only: bool = ...,
+        timeout_s: float = ...,
+    ) -> Page:
+        """Read the next `limit` keys below a prefix."""
 
     async def txn(
         self,

@@ -43,6 +43,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NOT_RESUMABLE: _ClassVar[Reason]
     REASON_EVENTS_EXPIRED: _ClassVar[Reason]
     REASON_STREAM_TAKEN_OVER: _ClassVar[Reason]
+    REASON_RESOURCE_IN_USE: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_CONTEXT_LENGTH_EXCEEDED: Reason
@@ -74,6 +75,7 @@ REASON_CLIENT_DISCONNECTED: Reason
 REASON_NOT_RESUMABLE: Reason
 REASON_EVENTS_EXPIRED: Reason
 REASON_STREAM_TAKEN_OVER: Reason
+REASON_RESOURCE_IN_USE: Reason
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "field", "metadata", "retry_delay")
