@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 
 from headrace.adapters import route_codec
 from headrace.adapters.route_codec import BadRecord
@@ -28,10 +29,16 @@ TARGETS_MAX = 32
 WEIGHT_MAX = 1_000_000
 SLOTS_MAX = 1024
 TOKENS_MAX = 10_000_000
+LABELS_MAX = 64
+LABEL_BYTES_MAX = 256
+LABELS_BYTES_MAX = 2048
+"""Of all labels of a resource, keys and values together."""
+REASON_CHARACTERS_MAX = 500
 PREFILL_CHUNK = 128
 """What an unset prefill_chunk means, tokens."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LABEL = re.compile(r"[a-z]([a-z0-9_./-]{0,61}[a-z0-9])?")
 
 
 class _Wrong:
@@ -58,12 +65,14 @@ def checked_artifact(message: resources_pb2.Artifact, now_ms: int) -> Artifact:
     wrong = _Wrong()
     wrong.unless(0 < len(message.files) <= FILES_MAX, "artifact.files", f"must have 1 to {FILES_MAX} files")
     wrong.unless(bool(message.location.strip()), "artifact.location", "must be the directory of the files")
+    _check_labels(wrong, message.labels, "artifact.labels")
+    _check_facts(wrong, message.facts)
+    signed = not message.signature or _is_inside(message.signature)
+    wrong.unless(signed, "artifact.signature", "must be a path below the location, with '/' between parts")
     paths: set[str] = set()
     for index, file in enumerate(message.files[:FILES_MAX]):
         at = f"artifact.files[{index}]"
-        parts = file.path.split("/")
-        inside = bool(file.path) and not any(part in ("", ".", "..") for part in parts) and "\0" not in file.path
-        wrong.unless(inside, f"{at}.path", "must be a path below the location, with '/' between parts")
+        wrong.unless(_is_inside(file.path), f"{at}.path", "must be a path below the location, with '/' between parts")
         wrong.unless(file.path not in paths, f"{at}.path", "occurs twice")
         paths.add(file.path)
         wrong.unless(_SHA256.fullmatch(file.sha256) is not None, f"{at}.sha256", "must be 64 lower-case hex digits")
@@ -75,6 +84,9 @@ def checked_artifact(message: resources_pb2.Artifact, now_ms: int) -> Artifact:
         files=tuple(ArtifactFile(f.path, f.size, f.sha256, _kind(f.kind)) for f in files),
         location=message.location,
         create_time_ms=now_ms,
+        labels=route_codec.labels_of(message.labels),
+        facts=route_codec.facts_from_proto(message.facts),
+        signature=message.signature,
     )
     wrong.unless(message.name in ("", artifact.name), "artifact.name", f"must be empty or {artifact.name}")
     wrong.unless(message.digest in ("", artifact.digest), "artifact.digest", f"must be empty or {artifact.digest}")
@@ -93,6 +105,7 @@ def checked_revision(
     wrong = _Wrong()
     known = message.execution.engine in resources_pb2.Execution.Engine.values() and message.execution.engine != 0
     wrong.unless(known, "revision.execution.engine", "must be a known engine")
+    _check_labels(wrong, message.labels, "revision.labels")
     wrong.done()
     filled = resources_pb2.Revision()
     filled.CopyFrom(message)
@@ -124,6 +137,7 @@ def checked_alias(message: resources_pb2.Alias, now_ms: int) -> Alias:
     names.parse(message.name, "aliases", field="alias.name")
     wrong = _Wrong()
     wrong.unless(0 < len(message.targets) <= TARGETS_MAX, "alias.targets", f"must have 1 to {TARGETS_MAX} targets")
+    _check_labels(wrong, message.labels, "alias.labels")
     seen: set[str] = set()
     for index, target in enumerate(message.targets[:TARGETS_MAX]):
         at = f"alias.targets[{index}]"
@@ -136,7 +150,80 @@ def checked_alias(message: resources_pb2.Alias, now_ms: int) -> Alias:
         wrong.unless(1 <= target.weight <= WEIGHT_MAX, f"{at}.weight", f"must be 1 to {WEIGHT_MAX}")
     wrong.done()
     made = route_codec.alias_from_proto(message)
-    return Alias(name=made.name, targets=made.targets, etag=made.etag, update_time_ms=now_ms)
+    return dataclasses.replace(made, update_time_ms=now_ms)
+
+
+def checked_filter(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels that a listing is filtered by.
+
+    Raises:
+        InvalidRequest: no resource could have them.
+    """
+    wrong = _Wrong()
+    _check_labels(wrong, labels, "labels")
+    wrong.done()
+    return dict(labels)
+
+
+def checked_revocation(message: resources_pb2.Revocation, now_ms: int) -> resources_pb2.Revocation:
+    """Make a revocation of a request. What it names need not exist yet, or any more.
+
+    Raises:
+        InvalidRequest: with every field that is wrong.
+    """
+    wrong = _Wrong()
+    wrong.unless(is_revocable(message.name), "revocation.name", REVOCABLE_RULE)
+    short = len(message.reason) <= REASON_CHARACTERS_MAX
+    wrong.unless(short, "revocation.reason", f"must have at most {REASON_CHARACTERS_MAX} characters")
+    wrong.done()
+    made = resources_pb2.Revocation(name=message.name, reason=message.reason, end_running=message.end_running)
+    made.create_time.FromMilliseconds(now_ms)
+    return made
+
+
+REVOCABLE_RULE = "must be models/MODEL/revisions/DIGEST12, replicas/ID or tenants/ID/keys/ID"
+
+
+def is_revocable(name: str) -> bool:
+    """Whether this is the name of something that can be revoked."""
+    parts = name.split("/")
+    if parts[0] == "tenants":
+        return len(parts) == 4 and parts[2] == "keys" and names.is_id(parts[1]) and names.is_id(parts[3])
+    try:
+        if parts[0] == "replicas":
+            names.parse(name, "replicas")
+        else:
+            names.parse_revision(name)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _is_inside(path: str) -> bool:
+    """Whether this is a path that stays below where it starts."""
+    return bool(path) and not any(part in ("", ".", "..") for part in path.split("/")) and "\0" not in path
+
+
+def _check_labels(wrong: _Wrong, labels: Mapping[str, str], field: str) -> None:
+    wrong.unless(len(labels) <= LABELS_MAX, field, f"must be at most {LABELS_MAX}")
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in labels.items())
+    wrong.unless(size <= LABELS_BYTES_MAX, field, f"must have at most {LABELS_BYTES_MAX} bytes together")
+    for key in sorted(labels)[:LABELS_MAX]:
+        rule = (
+            "1 to 63 characters of a-z, 0-9, '_', '-', '.' and '/', beginning with a letter, ending in one or a digit"
+        )
+        wrong.unless(_LABEL.fullmatch(key) is not None, field, f"{key[:63]!r} is no key: {rule}")
+        value = labels[key]
+        good = len(value.encode()) <= LABEL_BYTES_MAX and value.isprintable()
+        wrong.unless(good, f"{field}[{key[:63]}]", f"must be at most {LABEL_BYTES_MAX} bytes of printable text")
+
+
+def _check_facts(wrong: _Wrong, facts: resources_pb2.ModelFacts) -> None:
+    for name in ("architecture", "weight_type"):
+        text = getattr(facts, name)
+        wrong.unless(len(text) <= 63 and text.isprintable(), f"artifact.facts.{name}", "must be a short word")
+    good = not facts.base_digest or _SHA256.fullmatch(facts.base_digest) is not None
+    wrong.unless(good, "artifact.facts.base_digest", "must be empty or 64 lower-case hex digits")
 
 
 def _check_execution(wrong: _Wrong, run: Execution) -> None:
