@@ -1,4 +1,4 @@
-"""Snapshots: cannot be inconsistent, keep what holds together, survive their codec, never go back."""
+"""Snapshots: cannot be inconsistent, keep what holds together, never go back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from headrace.adapters.route_codec import BadRecord, parse_snapshot, snapshot_to_proto
 from headrace.control.errors import Failure
 from headrace.control.resources import (
     Alias,
@@ -23,6 +22,7 @@ from headrace.control.resources import (
     Revision,
     Sampling,
 )
+from headrace.control.revocation import Revocation
 from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot, check_successor, compile_snapshot
 
 FILE = ArtifactFile("model.gguf", 5, "ab" * 32, FileKind.WEIGHTS)
@@ -37,10 +37,6 @@ REVISION = Revision(
 ALIAS = Alias("aliases/chat", (AliasTarget(REVISION.name, 1),), "3")
 REPLICA = Replica("replicas/r", REVISION.name, "schedulers/s", "h:1", ReplicaState.READY, 7, 16, 8192)
 WHOLE = RoutingSnapshot("here", 3, (ARTIFACT,), (REVISION,), (ALIAS,), (REPLICA,))
-
-
-def test_round_trip() -> None:
-    assert parse_snapshot(snapshot_to_proto(WHOLE).SerializeToString()) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -89,28 +85,12 @@ def test_identity_is_the_content_and_not_the_place_or_time() -> None:
     assert dataclasses.replace(REVISION, policy=RequestPolicy(101)).digest != REVISION.digest
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda m: setattr(m, "digest", "0" * 64),
-        lambda m: setattr(m.revisions[0], "digest", "0" * 64),
-        lambda m: setattr(m.artifacts[0].files[0], "size", 6),
-        lambda m: setattr(m.replicas[0], "state", 99),
-        lambda m: setattr(m.replicas[0], "epoch", 8),
-        lambda m: m.aliases.add(name="aliases/other"),
-    ],
-    ids=["digest", "a revision's digest", "a file's size", "unknown enum", "changed epoch", "alias without target"],
-)
-def test_a_damaged_snapshot_is_refused(damage: object) -> None:
-    message = snapshot_to_proto(WHOLE)
-    damage(message)  # type: ignore[operator]
-    with pytest.raises(BadRecord):
-        parse_snapshot(message.SerializeToString())
-
-
-def test_bytes_that_are_no_snapshot_are_refused() -> None:
-    with pytest.raises(BadRecord):
-        parse_snapshot(b"\xff\xff")
+def test_a_revocation_is_found_by_name() -> None:
+    revoked = dataclasses.replace(WHOLE, revocations=(Revocation(REPLICA.name, "it lies"),))
+    assert revoked.is_revoked(REPLICA.name)
+    assert not revoked.is_revoked(REVISION.name)
+    with pytest.raises(InconsistentSnapshot):
+        dataclasses.replace(revoked, revocations=revoked.revocations * 2)
 
 
 @pytest.mark.parametrize(

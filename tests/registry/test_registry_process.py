@@ -13,9 +13,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
 from headrace.adapters.etcd_settings import EtcdConfig
-from headrace.adapters.route_codec import parse_snapshot, replica_to_proto
+from headrace.adapters.route_codec import replica_to_proto
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control.replica_hold import SUSPECT
@@ -38,7 +39,7 @@ LEADER = "registry/leader"
 
 @contextlib.asynccontextmanager
 async def following(store: EtcdStore) -> AsyncIterator[SnapshotFollower]:
-    follower = SnapshotFollower(store, parse_snapshot)
+    follower = SnapshotFollower(store, shard_codec)
     task = asyncio.create_task(follower.run())
     try:
         yield follower
@@ -224,7 +225,7 @@ async def test_a_stop_leaves_nothing_behind_but_what_is_durable(etcd: Etcd, star
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert (await check).status == health_pb2.HealthCheckResponse.SERVING
     left = {kv.key.split("/")[0]: kv.lease for kv in (await store.range("")).items}
-    assert set(left) == {"incarnation", "revisions", "aliases", "snapshot"}
+    assert set(left) == {"incarnation", "revisions", "aliases", "snapshot", "history", "audit"}
     assert set(left.values()) == {0}
     async with start() as registry:
         assert alias_names(await registry.snapshot()) == {"m"}

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.route_codec import replica_from_proto, snapshot_to_proto
+from headrace.adapters.route_codec import replica_from_proto
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.registry.v1 import resources_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
@@ -27,6 +27,7 @@ from headrace.rpc.channels import internal_channel
 from headrace.scheduler.main import run
 from headrace.scheduler.settings import SchedulerSettings
 from support.etcd import Etcd, etcd_process, make_store
+from support.snapshots import store_snapshot
 
 _versions = itertools.count(1)
 
@@ -63,7 +64,7 @@ class Cluster:
             revisions=revisions,
             aliases=tuple(Alias(f"aliases/{r.model}", (AliasTarget(r.name, 1),)) for r in revisions),
         )
-        await self.store.put("snapshot/root", snapshot_to_proto(snapshot).SerializeToString())
+        await store_snapshot(self.store, snapshot)
         return snapshot
 
     async def replicas(self) -> dict[str, Replica]:

@@ -1,22 +1,26 @@
 """The routing snapshot: all that routing needs at one moment, as one value that cannot be inconsistent.
 
 `compile_snapshot` builds it from what is stored, leaving out what does not hold together and saying why;
-`RoutingSnapshot` refuses to exist when its references do not resolve. Readers swap whole snapshots.
+`RoutingSnapshot` refuses to exist when its references do not resolve. Readers swap whole snapshots, which share the
+parts that did not change.
 
 Sans-io.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from itertools import chain
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.resources import Alias, Artifact, Replica, Revision, canonical_digest
+from headrace.control.resources import Alias, Artifact, Replica, ReplicaState, Revision
+from headrace.control.revocation import Revocation
 
-T = TypeVar("T", Artifact, Revision, Alias, Replica)
+T = TypeVar("T", Artifact, Revision, Alias, Replica, Revocation)
+M = TypeVar("M", Revision, Alias)
 
 SOFT_AGE_S = 30.0
 HARD_AGE_S = 3600.0
@@ -27,8 +31,48 @@ class InconsistentSnapshot(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A share of a snapshot's content, with its indexes: checked and indexed once, used in many snapshots.
+
+    Raises:
+        InconsistentSnapshot: what can be seen here alone: a name that occurs twice, an alias without a target.
+    """
+
+    artifacts: tuple[Artifact, ...] = ()
+    revisions: tuple[Revision, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    artifact_by_name: Mapping[str, Artifact] = field(init=False, repr=False, compare=False)
+    revision_by_name: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
+    alias_by_name: Mapping[str, Alias] = field(init=False, repr=False, compare=False)
+    replica_names: frozenset[str] = field(init=False, repr=False, compare=False)
+    replicas_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
+    ready_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index and check."""
+        for alias in self.aliases:
+            if not alias.targets or any(t.weight < 1 for t in alias.targets):
+                raise InconsistentSnapshot(f"{alias.name} needs a target, and weights of 1 or more")
+        replicas_of: dict[str, list[Replica]] = {}
+        for replica in self.replicas:
+            replicas_of.setdefault(replica.revision, []).append(replica)
+        ready_of = {name: [r for r in found if r.state is ReplicaState.READY] for name, found in replicas_of.items()}
+        put = object.__setattr__
+        put(self, "artifact_by_name", _index("artifact", self.artifacts))
+        put(self, "revision_by_name", _index("revision", self.revisions))
+        put(self, "alias_by_name", _index("alias", self.aliases))
+        put(self, "replica_names", frozenset(_index("replica", self.replicas)))
+        put(self, "replicas_of", {name: tuple(found) for name, found in replicas_of.items()})
+        put(self, "ready_of", {name: tuple(found) for name, found in ready_of.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingSnapshot:
     """One consistent view.
+
+    Made of `parts`, which are shared with other snapshots and never checked again, or of the content itself. Either
+    way every reference resolves.
 
     Raises:
         InconsistentSnapshot: a name occurs twice or a reference does not resolve.
@@ -40,44 +84,61 @@ class RoutingSnapshot:
     revisions: tuple[Revision, ...] = ()
     aliases: tuple[Alias, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    """In the order of the parts, by name in each."""
     soft_age_s: float = SOFT_AGE_S
     hard_age_s: float = HARD_AGE_S
     publish_time_ms: int = 0
     """Unix time, for people; no decision uses it."""
-    digest: str = field(init=False)
+    revocations: tuple[Revocation, ...] = ()
+    digest: str = field(default="", compare=False)
+    """Of the shards and the revocations, in hex; "" while it is not published."""
+    parts: InitVar[tuple[Part, ...]] = ()
     revision_by_name: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
     alias_by_name: Mapping[str, Alias] = field(init=False, repr=False, compare=False)
     artifact_by_name: Mapping[str, Artifact] = field(init=False, repr=False, compare=False)
     replicas_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
     """Replicas in any state, by revision name."""
+    ready_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
+    """Those that are READY, by revision name."""
+    revocation_of: Mapping[str, Revocation] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Index, check, and derive the digest."""
-        artifacts = _index("artifact", self.artifacts)
-        revisions = _index("revision", self.revisions)
-        aliases = _index("alias", self.aliases)
-        _index("replica", self.replicas)
+    def __post_init__(self, parts: tuple[Part, ...]) -> None:
+        """Merge the parts' indexes and check what goes across parts."""
+        put = object.__setattr__
+        if parts:
+            artifacts = {name: artifact for part in parts for name, artifact in part.artifact_by_name.items()}
+            put(self, "artifacts", tuple(artifacts[name] for name in sorted(artifacts)))
+            put(self, "revisions", tuple(chain.from_iterable(part.revisions for part in parts)))
+            put(self, "aliases", tuple(chain.from_iterable(part.aliases for part in parts)))
+            put(self, "replicas", tuple(chain.from_iterable(part.replicas for part in parts)))
+        else:
+            parts = (Part(self.artifacts, self.revisions, self.aliases, self.replicas),)
+        put(self, "artifact_by_name", MappingProxyType(_merged_artifacts(parts)))
+        put(self, "revision_by_name", _merged("revision", [part.revision_by_name for part in parts]))
+        put(self, "alias_by_name", _merged("alias", [part.alias_by_name for part in parts]))
+        if len(frozenset().union(*(part.replica_names for part in parts))) != len(self.replicas):
+            raise InconsistentSnapshot("a replica occurs twice")
+        put(self, "replicas_of", _grouped(self.revision_by_name, [part.replicas_of for part in parts]))
+        put(self, "ready_of", _grouped(self.revision_by_name, [part.ready_of for part in parts]))
+        put(self, "revocation_of", _index("revocation", self.revocations))
+        self._check_references(parts)
+
+    def _check_references(self, parts: tuple[Part, ...]) -> None:
         for revision in self.revisions:
-            if revision.artifact and revision.artifact not in artifacts:
+            if revision.artifact and revision.artifact not in self.artifact_by_name:
                 raise InconsistentSnapshot(f"{revision.name} needs {revision.artifact}, which is not here")
         for alias in self.aliases:
-            if not alias.targets or any(t.weight < 1 for t in alias.targets):
-                raise InconsistentSnapshot(f"{alias.name} needs a target, and weights of 1 or more")
             for target in alias.targets:
-                if target.revision not in revisions:
+                if target.revision not in self.revision_by_name:
                     raise InconsistentSnapshot(f"{alias.name} names {target.revision}, which is not here")
-        by_revision: dict[str, list[Replica]] = {name: [] for name in revisions}
-        for replica in self.replicas:
-            if replica.revision not in revisions:
-                raise InconsistentSnapshot(f"{replica.name} serves {replica.revision}, which is not here")
-            by_revision[replica.revision].append(replica)
-        put = object.__setattr__
-        put(self, "artifact_by_name", artifacts)
-        put(self, "revision_by_name", revisions)
-        put(self, "alias_by_name", aliases)
-        put(self, "replicas_of", MappingProxyType({name: tuple(found) for name, found in by_revision.items()}))
-        parts = (self.artifacts, self.revisions, self.aliases, self.replicas)
-        put(self, "digest", canonical_digest(v for part in parts for v in part))
+        for part in parts:
+            for name, replicas in part.replicas_of.items():
+                if name not in self.revision_by_name:
+                    raise InconsistentSnapshot(f"{replicas[0].name} serves {name}, which is not here")
+
+    def is_revoked(self, name: str) -> bool:
+        """Whether a revision, a replica or a tenant's key, by its name, must not be used."""
+        return name in self.revocation_of
 
     def named_revisions(self) -> tuple[Revision, ...]:
         """Revisions that some alias names, each once, by name: those that ought to be served."""
@@ -93,6 +154,7 @@ def compile_snapshot(
     revisions: Iterable[Revision],
     aliases: Iterable[Alias],
     replicas: Iterable[Replica],
+    revocations: Iterable[Revocation] = (),
     soft_age_s: float = SOFT_AGE_S,
     hard_age_s: float = HARD_AGE_S,
     publish_time_ms: int = 0,
@@ -135,11 +197,24 @@ def compile_snapshot(
         soft_age_s=soft_age_s,
         hard_age_s=hard_age_s,
         publish_time_ms=publish_time_ms,
+        revocations=tuple(sorted(revocations, key=lambda r: r.name)),
     )
     return snapshot, tuple(problems)
 
 
-def check_successor(current: RoutingSnapshot | None, new: RoutingSnapshot) -> None:
+class Versioned(Protocol):
+    """A snapshot, or its root."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which store it is of."""
+
+    @property
+    def version(self) -> int:
+        """Its version there."""
+
+
+def check_successor(current: Versioned | None, new: Versioned) -> None:
     """Refuse a snapshot that would take a reader back in time.
 
     Raises:
@@ -160,3 +235,35 @@ def _index(kind: str, values: tuple[T, ...]) -> Mapping[str, T]:
             raise InconsistentSnapshot(f"the {kind} {value.name} occurs twice")
         found[value.name] = value
     return MappingProxyType(found)
+
+
+def _merged(kind: str, indexes: Sequence[Mapping[str, M]]) -> Mapping[str, M]:
+    found: dict[str, M] = {}
+    for index in indexes:
+        if not found.keys().isdisjoint(index):
+            name = next(iter(found.keys() & index.keys()))
+            raise InconsistentSnapshot(f"the {kind} {name} occurs twice")
+        found.update(index)
+    return MappingProxyType(found)
+
+
+def _merged_artifacts(parts: tuple[Part, ...]) -> dict[str, Artifact]:
+    """Models may share an artifact: then each part has it, and it must be the same one."""
+    found: dict[str, Artifact] = {}
+    for part in parts:
+        for name, artifact in part.artifact_by_name.items():
+            if found.setdefault(name, artifact) != artifact:
+                raise InconsistentSnapshot(f"the artifact {name} occurs twice, and differs")
+    return found
+
+
+def _grouped(
+    names: Iterable[str], indexes: Sequence[Mapping[str, tuple[Replica, ...]]]
+) -> Mapping[str, tuple[Replica, ...]]:
+    found: dict[str, list[tuple[Replica, ...]]] = {name: [] for name in names}
+    for index in indexes:
+        for name, replicas in index.items():
+            found.setdefault(name, []).append(replicas)
+    return MappingProxyType(
+        {name: groups[0] if len(groups) == 1 else tuple(chain.from_iterable(groups)) for name, groups in found.items()}
+    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
@@ -35,7 +35,8 @@ from headrace.control.resources import (
     Revision,
     Sampling,
 )
-from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
+from headrace.control.revocation import Revocation
+from headrace.control.snapshot import RoutingSnapshot
 
 
 class BadRecord(ValueError):
@@ -71,7 +72,7 @@ def artifact_to_proto(artifact: Artifact) -> resources_pb2.Artifact:
             for f in artifact.files
         ],
         location=artifact.location,
-        create_time=_timestamp(artifact.create_time_ms),
+        create_time=timestamp(artifact.create_time_ms),
         labels=dict(artifact.labels),
         facts=facts_to_proto(artifact.facts),
         signature=artifact.signature,
@@ -153,7 +154,7 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
             supported_efforts=sorted(EFFORTS[e] for e in policy.supported_efforts),
             default_effort=EFFORTS[policy.default_effort] if policy.default_effort else None,
         ),
-        create_time=_timestamp(revision.create_time_ms),
+        create_time=timestamp(revision.create_time_ms),
         labels=dict(revision.labels),
         runtime=revision.runtime,
         policy_version=revision.policy_version,
@@ -215,7 +216,7 @@ def alias_to_proto(alias: Alias) -> resources_pb2.Alias:
         name=alias.name,
         targets=[resources_pb2.AliasTarget(revision=t.revision, weight=t.weight) for t in alias.targets],
         etag=alias.etag,
-        update_time=_timestamp(alias.update_time_ms),
+        update_time=timestamp(alias.update_time_ms),
         labels=dict(alias.labels),
     )
 
@@ -257,9 +258,9 @@ def replica_from_proto(message: resources_pb2.Replica, *, epoch: int | None = No
     domain = message.failure_domain
     return Replica(
         name=message.name,
-        revision=message.revision,
-        scheduler=message.scheduler,
-        endpoint=message.endpoint,
+        revision=sys.intern(message.revision),  # thousands of replicas share these
+        scheduler=sys.intern(message.scheduler),
+        endpoint=sys.intern(message.endpoint),
         state=_enum(_STATES, message.state, "state"),
         epoch=message.epoch if epoch is None else epoch,
         slots=message.slots,
@@ -269,62 +270,36 @@ def replica_from_proto(message: resources_pb2.Replica, *, epoch: int | None = No
     )
 
 
+def revocation_to_proto(revocation: Revocation) -> resources_pb2.Revocation:
+    """Encode a revocation."""
+    return resources_pb2.Revocation(
+        name=revocation.name,
+        reason=revocation.reason,
+        end_running=revocation.end_running,
+        create_time=timestamp(revocation.create_time_ms),
+    )
+
+
+def revocation_from_proto(message: resources_pb2.Revocation) -> Revocation:
+    """Decode a revocation."""
+    return Revocation(message.name, message.reason, message.end_running, _milliseconds(message.create_time))
+
+
 def snapshot_to_proto(snapshot: RoutingSnapshot) -> routing_pb2.RoutingSnapshot:
-    """Encode a snapshot."""
+    """Encode a snapshot whole, for whoever asks for it; the store has shards."""
     return routing_pb2.RoutingSnapshot(
         incarnation=snapshot.incarnation,
         version=snapshot.version,
         digest=snapshot.digest,
-        publish_time=_timestamp(snapshot.publish_time_ms),
-        soft_age=_duration(snapshot.soft_age_s),
-        hard_age=_duration(snapshot.hard_age_s),
+        publish_time=timestamp(snapshot.publish_time_ms),
+        soft_age=duration(snapshot.soft_age_s),
+        hard_age=duration(snapshot.hard_age_s),
         artifacts=map(artifact_to_proto, snapshot.artifacts),
         revisions=map(revision_to_proto, snapshot.revisions),
         aliases=map(alias_to_proto, snapshot.aliases),
-        replicas=map(replica_to_proto, snapshot.replicas),
+        replicas=map(replica_to_proto, sorted(snapshot.replicas, key=lambda r: r.name)),
+        revocations=map(revocation_to_proto, snapshot.revocations),
     )
-
-
-def snapshot_from_proto(message: routing_pb2.RoutingSnapshot) -> RoutingSnapshot:
-    """Decode and check a snapshot.
-
-    Raises:
-        BadRecord: a record is not understood, a reference does not resolve, or the digest does not match.
-    """
-    artifacts = tuple(map(artifact_from_proto, message.artifacts))
-    digests = {a.name: a.digest for a in artifacts}
-    try:
-        snapshot = RoutingSnapshot(
-            incarnation=message.incarnation,
-            version=message.version,
-            artifacts=artifacts,
-            revisions=tuple(
-                revision_from_proto(r, model=model_of(r.name), artifact_digest=digests.get(r.artifact, ""))
-                for r in message.revisions
-            ),
-            aliases=tuple(map(alias_from_proto, message.aliases)),
-            replicas=tuple(map(replica_from_proto, message.replicas)),
-            soft_age_s=message.soft_age.ToTimedelta().total_seconds(),
-            hard_age_s=message.hard_age.ToTimedelta().total_seconds(),
-            publish_time_ms=_milliseconds(message.publish_time),
-        )
-    except InconsistentSnapshot as error:
-        raise BadRecord(str(error)) from None
-    if snapshot.digest != message.digest:
-        raise BadRecord(f"snapshot {message.version} has digest {snapshot.digest[:12]}, not {message.digest[:12]}")
-    return snapshot
-
-
-def parse_snapshot(data: bytes) -> RoutingSnapshot:
-    """Decode a snapshot from the bytes of the root key.
-
-    Raises:
-        BadRecord: as snapshot_from_proto, or the bytes are no RoutingSnapshot.
-    """
-    try:
-        return snapshot_from_proto(routing_pb2.RoutingSnapshot.FromString(data))
-    except DecodeError:
-        raise BadRecord("the root key does not hold a RoutingSnapshot") from None
 
 
 def model_of(revision_name: str) -> str:
@@ -345,7 +320,8 @@ def _check_identity(name: str, digest: str, said_name: str, said_digest: str) ->
         raise BadRecord(f"{said_name or 'a record'} does not match its content, which is {name}")
 
 
-def _timestamp(milliseconds: int) -> Timestamp:
+def timestamp(milliseconds: int) -> Timestamp:
+    """Unix time in milliseconds as a Timestamp."""
     stamp = Timestamp()
     stamp.FromMilliseconds(milliseconds)
     return stamp
@@ -355,7 +331,8 @@ def _milliseconds(stamp: Timestamp) -> int:
     return stamp.ToMilliseconds()
 
 
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromMilliseconds(round(seconds * 1000))
-    return duration
+def duration(seconds: float) -> Duration:
+    """Seconds, to the millisecond, as a Duration."""
+    message = Duration()
+    message.FromMilliseconds(round(seconds * 1000))
+    return message

@@ -1,31 +1,40 @@
 """All that the installation has stored, as one view in memory, and the snapshot that follows from it.
 
-    artifacts/{d12}  revisions/{model}/{d12}  aliases/{a}  replicas/{id}  services/{kind}/{id}
-    snapshot/root    registry/leader          incarnation
+    artifacts/{d12}  revisions/{model}/{d12}  aliases/{a}  replicas/{id}  revocations/{name}  services/{kind}/{id}
+    snapshot/root    snapshot/shards/{d32}    history/{version}           registry/leader     incarnation
 
 No I/O: listings and changes of the watch come in, compiled snapshots go out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from headrace.adapters import route_codec
+from headrace.adapters import route_codec, shard_codec
 from headrace.adapters.route_codec import BadRecord
-from headrace.api.registry.v1 import resources_pb2, routing_pb2
+from headrace.api.registry.v1 import resources_pb2
 from headrace.control import names
 from headrace.control.errors import Failure
 from headrace.control.resources import Alias, Artifact, Replica, Revision
+from headrace.control.revocation import Revocation
+from headrace.control.shards import Root, Shard, assemble
 from headrace.control.snapshot import RoutingSnapshot, compile_snapshot
 from headrace.control.watch_cursor import Change
 from headrace.runtime.ports import Listing
-from headrace.runtime.snapshot_follower import ROOT_KEY
+from headrace.runtime.snapshot_follower import ROOT_KEY, shard_key
+
+T = TypeVar("T")
 
 LEADER_KEY = "registry/leader"
+HISTORY_PREFIX = "history/"
+REVOCATION_PREFIX = "revocations/"
+
+_MATTERS = frozenset({"artifacts", "revisions", "aliases", "replicas", "revocations", "registry"})
+"""First parts of keys that may alter what is published or who leads; beside them the root."""
 
 _NOT_UNDERSTOOD = (BadRecord, DecodeError, Failure)
 
@@ -39,6 +48,16 @@ def revision_key(name: str) -> str:
     """Key of "models/{m}/revisions/{d12}"."""
     model, digest12 = names.parse_revision(name)
     return f"revisions/{model}/{digest12}"
+
+
+def revocation_key(name: str) -> str:
+    """Key of the revocation of what has this name."""
+    return REVOCATION_PREFIX + name
+
+
+def history_key(version: int) -> str:
+    """Key of the root of an earlier snapshot; keys sort as versions do."""
+    return f"{HISTORY_PREFIX}{version:020d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,50 +82,82 @@ class Catalogue:
 
     def __init__(self) -> None:
         self.incarnation = ""
-        self._entries: dict[str, Entry] = {}
-        self._replicas: dict[str, tuple[int, Replica]] = {}
-        """Decoded replicas by key, with the mod revision they were decoded at: there may be many."""
-        self._root: tuple[int, RoutingSnapshot | None] = (0, None)
+        self._folders: dict[str, dict[str, Entry]] = {}
+        """Entries by key, by the key's first part."""
+        self._decoded: dict[str, tuple[int, Any]] = {}
+        """What was decoded, by key, with the mod revision that it was decoded from: there may be many."""
 
     def reset(self, listing: Listing) -> None:
         """Replace everything."""
         self.incarnation = listing.incarnation
-        self._entries = {kv.key: Entry(kv.value, kv.create_revision, kv.mod_revision) for kv in listing.items}
-        self._replicas = {}
-        self._root = (0, None)
+        self._folders, self._decoded = {}, {}
+        for kv in listing.items:
+            self._folder(kv.key)[kv.key] = Entry(kv.value, kv.create_revision, kv.mod_revision)
 
     def apply(self, changes: tuple[Change, ...]) -> bool:
         """Apply changes. Returns whether one may alter what is published or who leads."""
         matters = False
         for change in changes:
-            matters = matters or not change.key.startswith("services/")
+            matters = matters or change.key == ROOT_KEY or change.key.partition("/")[0] in _MATTERS
+            folder = self._folder(change.key)
             if change.value is None:
-                self._entries.pop(change.key, None)
-                self._replicas.pop(change.key, None)
-            elif change.mod_revision > self._mod_revision(change.key):
-                self._entries[change.key] = Entry(change.value, change.create_revision, change.mod_revision)
+                folder.pop(change.key, None)
+                self._decoded.pop(change.key, None)
+            elif change.key not in folder or change.mod_revision > folder[change.key].mod_revision:
+                folder[change.key] = Entry(change.value, change.create_revision, change.mod_revision)
         return matters
 
     def entry(self, key: str) -> Entry | None:
         """One stored value."""
-        return self._entries.get(key)
+        return self._folder(key).get(key)
+
+    def below(self, prefix: str) -> Mapping[str, Entry]:
+        """All that is stored below a first part of keys, such as "history/"."""
+        return self._folders.get(prefix.rstrip("/"), {})
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is registered that a client could name."""
-        return not any(key.startswith(("revisions/", "aliases/")) for key in self._entries)
+        return not self.below("revisions/") and not self.below("aliases/")
 
-    def root(self) -> RoutingSnapshot | None:
-        """The published snapshot, if it can be understood."""
-        entry = self._entries.get(ROOT_KEY)
+    def root(self) -> Root | None:
+        """The published root, if it can be understood."""
+        return self._root_at(ROOT_KEY)
+
+    def kept_roots(self) -> dict[str, Root]:
+        """Earlier roots that are kept, by key, the oldest first."""
+        found = {key: self._root_at(key) for key in sorted(self.below(HISTORY_PREFIX))}
+        return {key: root for key, root in found.items() if root is not None}
+
+    def _root_at(self, key: str) -> Root | None:
+        entry = self.entry(key)
         if entry is None:
             return None
-        if self._root[0] != entry.mod_revision:
+        known = self._decoded.get(key)
+        if known is None or known[0] != entry.mod_revision:
             try:
-                self._root = (entry.mod_revision, route_codec.parse_snapshot(entry.value))
+                known = (entry.mod_revision, shard_codec.parse_root(entry.value))
             except BadRecord:
-                self._root = (entry.mod_revision, None)
-        return self._root[1]
+                known = (entry.mod_revision, None)
+            self._decoded[key] = known
+        root: Root | None = known[1]
+        return root
+
+    def published(self) -> RoutingSnapshot | None:
+        """The published snapshot, if it can be put together."""
+        root = self.root()
+        if root is None:
+            return None
+        shards: dict[bytes, Shard] = {}
+        try:
+            for ref in root.shards:
+                entry = self.entry(shard_key(ref.digest))
+                if entry is None:
+                    return None
+                shards[ref.digest] = shard_codec.parse_shard(ref, entry.value)
+            return assemble(root, shards)
+        except ValueError:
+            return None
 
     def next_version(self) -> int:
         """A version above the published one, and above all that a service reports.
@@ -114,85 +165,102 @@ class Catalogue:
         A store restored from a backup holds an old root, while services have run newer ones in the same incarnation.
         """
         versions = [0]
-        root = self._entries.get(ROOT_KEY)
+        root = self.root()
         if root is not None:
-            versions += [m.version for m in _parsed(routing_pb2.RoutingSnapshot, root.value)]
-        for _, entry in self._below("services/"):
+            versions.append(root.version)
+        versions += [root.version for root in self.kept_roots().values()]
+        for entry in self.below("services/").values():
             versions += [m.snapshot_version for m in _parsed(resources_pb2.ServiceRecord, entry.value)]
         return max(versions) + 1
 
     def replicas(self) -> tuple[tuple[Replica, ...], tuple[str, ...]]:
         """The stored replicas, each with its record's create revision as epoch; and what was not understood."""
-        found, problems = [], []
-        for key, entry in self._below("replicas/"):
-            known = self._replicas.get(key)
-            if known is None or known[0] != entry.mod_revision:
-                try:
-                    message = resources_pb2.Replica.FromString(entry.value)
-                    replica = route_codec.replica_from_proto(message, epoch=entry.create_revision)
-                    _check_name(key, replica.name)
-                except _NOT_UNDERSTOOD as error:
-                    problems.append(f"{key} was left out: {error}")
-                    continue
-                known = self._replicas[key] = (entry.mod_revision, replica)
-            found.append(known[1])
-        return tuple(found), tuple(problems)
+
+        def decode(key: str, entry: Entry) -> Replica:
+            message = resources_pb2.Replica.FromString(entry.value)
+            replica = route_codec.replica_from_proto(message, epoch=entry.create_revision)
+            _check_name(key, replica.name)
+            return replica
+
+        problems: list[str] = []
+        return tuple(self._understood("replicas/", decode, problems)), tuple(problems)
 
     def compile(
         self, replicas: tuple[Replica, ...], *, version: int, soft_age_s: float, hard_age_s: float, publish_time_ms: int
     ) -> Compiled:
         """Compile the snapshot of what is stored, with these replicas."""
         problems: list[str] = []
-        artifacts: dict[str, Artifact] = {}
-        for key, entry in self._below("artifacts/"):
-            try:
-                artifact = route_codec.artifact_from_proto(resources_pb2.Artifact.FromString(entry.value))
-                _check_name(key, artifact_key(artifact.name))
-                artifacts[artifact.name] = artifact
-            except _NOT_UNDERSTOOD as error:
-                problems.append(f"{key} was left out: {error}")
-        revisions: list[Revision] = []
-        for key, entry in self._below("revisions/"):
-            try:
-                message = resources_pb2.Revision.FromString(entry.value)
-                artifact_of = artifacts.get(message.artifact)
-                if message.artifact and artifact_of is None:
-                    problems.append(f"{key} was left out: {message.artifact} does not exist")
-                    continue
-                revision = route_codec.revision_from_proto(
-                    message,
-                    model=route_codec.model_of(message.name),
-                    artifact_digest=artifact_of.digest if artifact_of else "",
-                )
-                _check_name(key, revision_key(revision.name))
-                revisions.append(revision)
-            except _NOT_UNDERSTOOD as error:
-                problems.append(f"{key} was left out: {error}")
-        aliases: list[Alias] = []
-        for key, entry in self._below("aliases/"):
-            try:
-                aliases.append(decode_alias(key, entry.value, entry.mod_revision))
-            except _NOT_UNDERSTOOD as error:
-                problems.append(f"{key} was left out: {error}")
+        artifacts = {a.name: a for a in self._understood("artifacts/", _decode_artifact, problems)}
         snapshot, left_out = compile_snapshot(
             incarnation=self.incarnation,
             version=version,
             artifacts=artifacts.values(),
-            revisions=revisions,
-            aliases=aliases,
+            revisions=self._revisions(artifacts, problems),
+            aliases=self._understood(
+                "aliases/", lambda key, entry: decode_alias(key, entry.value, entry.mod_revision), problems
+            ),
             replicas=replicas,
+            revocations=self._understood(REVOCATION_PREFIX, _decode_revocation, problems),
             soft_age_s=soft_age_s,
             hard_age_s=hard_age_s,
             publish_time_ms=publish_time_ms,
         )
         return Compiled(snapshot, (*problems, *left_out))
 
-    def _below(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        return ((key, entry) for key, entry in self._entries.items() if key.startswith(prefix))
+    def _revisions(self, artifacts: Mapping[str, Artifact], problems: list[str]) -> list[Revision]:
+        """A revision's identity has the artifact's digest in it, so it cannot be decoded without."""
 
-    def _mod_revision(self, key: str) -> int:
-        entry = self._entries.get(key)
-        return entry.mod_revision if entry else 0
+        def decode(key: str, entry: Entry) -> Revision:
+            message = resources_pb2.Revision.FromString(entry.value)
+            artifact = artifacts.get(message.artifact)
+            if message.artifact and artifact is None:
+                raise BadRecord(f"{message.artifact} does not exist")
+            revision = route_codec.revision_from_proto(
+                message,
+                model=route_codec.model_of(message.name),
+                artifact_digest=artifact.digest if artifact else "",
+            )
+            _check_name(key, revision_key(revision.name))
+            return revision
+
+        kept = []
+        for revision in self._understood("revisions/", decode, problems):
+            if revision.artifact and revision.artifact not in artifacts:  # it was there when this was decoded
+                problems.append(f"{revision_key(revision.name)} was left out: {revision.artifact} does not exist")
+            else:
+                kept.append(revision)
+        return kept
+
+    def _understood(self, prefix: str, decode: Callable[[str, Entry], T], problems: list[str]) -> list[T]:
+        found = []
+        for key, entry in self.below(prefix).items():
+            known = self._decoded.get(key)
+            if known is not None and known[0] == entry.mod_revision:
+                found.append(known[1])
+                continue
+            try:
+                value = decode(key, entry)
+            except _NOT_UNDERSTOOD as error:
+                problems.append(f"{key} was left out: {error}")
+                continue
+            self._decoded[key] = (entry.mod_revision, value)
+            found.append(value)
+        return found
+
+    def _folder(self, key: str) -> dict[str, Entry]:
+        return self._folders.setdefault(key.partition("/")[0], {})
+
+
+def _decode_artifact(key: str, entry: Entry) -> Artifact:
+    artifact = route_codec.artifact_from_proto(resources_pb2.Artifact.FromString(entry.value))
+    _check_name(key, artifact_key(artifact.name))
+    return artifact
+
+
+def _decode_revocation(key: str, entry: Entry) -> Revocation:
+    revocation = route_codec.revocation_from_proto(resources_pb2.Revocation.FromString(entry.value))
+    _check_name(key, revocation_key(revocation.name))
+    return revocation
 
 
 def decode_alias(key: str, value: bytes, mod_revision: int) -> Alias:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.route_codec import parse_snapshot
 from headrace.api.registry.v1 import registry_service_pb2
 from headrace.control.errors import Failure
 from headrace.registry.metrics import RegistryMetrics
@@ -58,7 +58,7 @@ async def _serve(settings: RegistrySettings, stop: asyncio.Event, store: EtcdSto
     await server.start()
     endpoint = settings.advertise or server.endpoint
     # Its own reader: what it publishes is checked as every Router checks it.
-    follower = SnapshotFollower(store, parse_snapshot)
+    follower = SnapshotFollower(store, shard_codec)
     report = ServiceReport(
         membership,
         follower,

@@ -1,25 +1,29 @@
 """Publishing: watch everything, compile, and write the root key while leading.
 
-    watch ──> catalogue ──(settle 10 ms)──> lead? ──> compile ──> digest new? ──> txn ──> root
-                                             │no                                   │
-                                             └── claim the leader's key if free    └ refused: someone was first
+    watch ──> catalogue ──(settle 10 ms)──> lead? ──> compile ──> digest new? ──> new shards ──> txn ──> root
+                                             │no                                                  │
+                                             └── claim the leader's key if free                   └ refused: someone
+                                                                                                    was first
 
 The transaction compares the leader's key and the root key with what was read, so neither an old leader nor one that
-reads late can publish over a newer snapshot.
+reads late can publish over a newer snapshot. A revocation does not wait for what else may change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
-from headrace.adapters import route_codec
+from headrace.adapters.shard_codec import SnapshotEncoder, StoredSnapshot, encode_root
 from headrace.control.errors import Failure
 from headrace.control.replica_hold import ReplicaHold
-from headrace.control.snapshot import InconsistentSnapshot
+from headrace.control.shards import bucket_counts
+from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
 from headrace.control.watch_cursor import Change
-from headrace.registry.catalogue import LEADER_KEY, Catalogue
+from headrace.registry.catalogue import LEADER_KEY, REVOCATION_PREFIX, Catalogue
+from headrace.registry.shard_keeping import ShardKeeping
 from headrace.runtime.membership import Membership
 from headrace.runtime.ports import Compare, LeaseNotFound, Listing, Put, Store, WatchState
 from headrace.runtime.snapshot_follower import ROOT_KEY
@@ -29,7 +33,7 @@ SETTLE_S = 0.01
 """Changes this close together are published as one, seconds."""
 
 GAP_S = 0.05
-"""Least time between two publications, seconds: readers copy a whole snapshot each time."""
+"""Least time between two publications, seconds: each of them costs every reader a little."""
 
 RETRY_S = 0.5
 IDLE_S = 5.0
@@ -69,7 +73,11 @@ class Publisher:
         self._catalogue = Catalogue()
         self._watch = store.watch("", self._on_reset, self._on_changes)
         self._hold: ReplicaHold | None = None
+        self._encoder = SnapshotEncoder()
+        self._shards = ShardKeeping(store, self._catalogue, clock)
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        """A revocation came or was lifted."""
         self._leader_epoch = 0
         self._had_content_in = ""
         """The last incarnation of the store that held something to publish."""
@@ -105,8 +113,7 @@ class Publisher:
     async def resign(self) -> None:
         """Let another Registry lead at once."""
         if self._leader_epoch:
-            mine = Compare(LEADER_KEY, create_revision=self._leader_epoch)
-            await self._store.txn([mine], deletes=[LEADER_KEY], timeout_s=CALL_S)
+            await self._store.txn([self._leading()], deletes=[LEADER_KEY], timeout_s=CALL_S)
 
     def _on_reset(self, listing: Listing) -> None:
         if listing.incarnation != self._catalogue.incarnation:
@@ -117,17 +124,21 @@ class Publisher:
     def _on_changes(self, changes: tuple[Change, ...]) -> None:
         if self._catalogue.apply(changes):
             self._wake.set()
+        if any(change.key.startswith(REVOCATION_PREFIX) for change in changes):
+            self._urgent.set()
 
     async def _publish_for_ever(self) -> None:
         while True:
             await self._wait()
-            await asyncio.sleep(SETTLE_S)
+            await self._pause(SETTLE_S)
             self._wake.clear()
+            self._urgent.clear()
             if not self._catalogue.is_empty:
                 self._had_content_in = self._catalogue.incarnation
             try:
                 if self._catalogue.incarnation and await self._lead():
                     await self._publish()
+                    await self._shards.collect(self._leading())
             except (Failure, LeaseNotFound, InconsistentSnapshot) as error:
                 self.failures += 1
                 why = "the lease was lost" if isinstance(error, LeaseNotFound) else str(error)
@@ -136,7 +147,13 @@ class Publisher:
                 await asyncio.sleep(RETRY_S)
             if self._catalogue.entry(ROOT_KEY) is not None:
                 self.settled.set()
-            await asyncio.sleep(GAP_S)
+            await self._pause(GAP_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not longer than until a revocation comes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._urgent.wait()
 
     async def _wait(self) -> None:
         timeout_s = IDLE_S
@@ -168,14 +185,45 @@ class Publisher:
         return True
 
     async def _publish(self) -> None:
-        """Compile, and write the root key if its content is new."""
+        """Compile, and write what is new: shards, then the root that names them."""
         root_entry, root = self._catalogue.entry(ROOT_KEY), self._catalogue.root()
         if self._is_content_lost():
             return
+        if self._watch.state.revision < self._leader_epoch:
+            self._wake.set()  # an earlier leader may have deleted shards that are not known to be gone yet
+            return
+        snapshot = self._compile()
+        stored = self._encoder.encode(snapshot, bucket_counts(ref.name for ref in root.shards) if root else {})
+        missing = self._shards.missing(stored)
+        published = (root.digest, root.incarnation) if root else None
+        if root is not None and not missing and published == (stored.root.digest, stored.root.incarnation):
+            self.version = root.version
+            return
+        if not await self._shards.put(missing, self._leading()):
+            self._note_conflict(snapshot.version)
+            return
+        value = encode_root(stored.root)
+        kept, dropped = self._shards.history(stored.root, value)
+        done = await self._store.txn(
+            [self._leading(), Compare(ROOT_KEY, mod_revision=root_entry.mod_revision if root_entry else 0)],
+            [Put(ROOT_KEY, value), *kept],
+            dropped,
+            timeout_s=CALL_S,
+        )
+        if not done.succeeded:
+            self._note_conflict(snapshot.version)
+            return  # the watch brings what has changed, and wakes this again
+        created = root_entry.create_revision if root_entry else done.revision
+        self._catalogue.apply((Change(ROOT_KEY, done.revision, value, created, 1),))
+        self._note_published(snapshot, stored, len(missing))
+
+    def _compile(self) -> RoutingSnapshot:
         if self._hold is None:  # replicas that an earlier Registry published, and that are gone, are news too
-            self._hold = ReplicaHold(root.replicas if root and root.incarnation == self._catalogue.incarnation else ())
-        stored, problems = self._catalogue.replicas()
-        held = self._hold.observe(stored, self._clock())
+            published = self._catalogue.published()
+            here = published is not None and published.incarnation == self._catalogue.incarnation
+            self._hold = ReplicaHold(published.replicas if published is not None and here else ())
+        replicas, problems = self._catalogue.replicas()
+        held = self._hold.observe(replicas, self._clock())
         self._note_suspects(held.suspects)
         compiled = self._catalogue.compile(
             held.replicas,
@@ -185,33 +233,26 @@ class Publisher:
             publish_time_ms=int(time.time() * 1000),
         )
         self._note_problems((*problems, *compiled.problems))
-        snapshot = compiled.snapshot
-        if root is not None and (root.digest, root.incarnation) == (snapshot.digest, snapshot.incarnation):
-            self.version = root.version
-            return
-        value = route_codec.snapshot_to_proto(snapshot).SerializeToString(deterministic=True)
-        done = await self._store.txn(
-            [
-                Compare(LEADER_KEY, create_revision=self._leader_epoch),
-                Compare(ROOT_KEY, mod_revision=root_entry.mod_revision if root_entry else 0),
-            ],
-            [Put(ROOT_KEY, value)],
-            timeout_s=CALL_S,
-        )
-        if not done.succeeded:
-            self.conflicts += 1
-            get_logger().info("publish_refused", version=snapshot.version, why="the leader or the root has changed")
-            return  # the watch brings what has changed, and wakes this again
-        created = root_entry.create_revision if root_entry else done.revision
-        self._catalogue.apply((Change(ROOT_KEY, done.revision, value, created, 1),))
+        return compiled.snapshot
+
+    def _leading(self) -> Compare:
+        return Compare(LEADER_KEY, create_revision=self._leader_epoch)
+
+    def _note_conflict(self, version: int) -> None:
+        self.conflicts += 1
+        get_logger().info("publish_refused", version=version, why="the leader or the root has changed")
+
+    def _note_published(self, snapshot: RoutingSnapshot, stored: StoredSnapshot, written: int) -> None:
         self.version, self.published = snapshot.version, self.published + 1
         get_logger().info(
             "snapshot_published",
             version=snapshot.version,
-            digest=snapshot.digest[:12],
+            digest=stored.root.digest[:12],
             revisions=len(snapshot.revisions),
             aliases=len(snapshot.aliases),
             replicas=len(snapshot.replicas),
+            shards=len(stored.shards),
+            shards_written=written,
         )
 
     def _is_content_lost(self) -> bool:

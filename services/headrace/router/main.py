@@ -7,8 +7,8 @@ import contextlib
 import secrets
 import time
 
+from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.route_codec import parse_snapshot
 from headrace.api.inference.v1 import inference_service_pb2
 from headrace.control import names
 from headrace.router.metrics import RouterMetrics
@@ -49,7 +49,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         store = await EtcdStore.connect(settings, "router")
         stack.push_async_callback(store.aclose)
-        follower = SnapshotFollower(store, parse_snapshot)
+        follower = SnapshotFollower(store, shard_codec)
         follower.subscribe(routes.apply)
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))

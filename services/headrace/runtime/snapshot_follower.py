@@ -1,7 +1,12 @@
 """The routing snapshot that this process runs: followed in etcd, checked, swapped whole; the last good one stays.
 
-    root key ──watch──> decode ──> check ──> current (one reference)
-                           └──────────┴──> refusal, kept until the next good one
+    shards ──watch──┐
+    root ───watch──> decode ──> all shards here? ──> assemble ──> check ──> current (one reference)
+                       │          │ no: read them        │          │
+                       └──────────┴──────────────────────┴──────────┴──> refusal, kept until the next good one
+
+Shards are written before the root that names them, so they are here already; each is decoded once, when a root first
+needs it, and shared by all snapshots that have it. What is kept of them is what the store holds.
 
 Readers take `current` once and use that value throughout: it never changes under them. Without news from the store
 they go on with it, for as long as `freshness` and their own policy allow.
@@ -13,8 +18,10 @@ import asyncio
 import enum
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from headrace.control.errors import Failure
+from headrace.control.shards import Root, Shard, ShardRef, assemble
 from headrace.control.snapshot import RoutingSnapshot, check_successor
 from headrace.control.watch_cursor import Change
 from headrace.runtime.ports import STALE_S, Listing, Store, WatchState
@@ -22,8 +29,27 @@ from headrace.runtime.telemetry import get_logger
 
 ROOT_PREFIX = "snapshot/"
 ROOT_KEY = "snapshot/root"
+SHARD_PREFIX = "snapshot/shards/"
+
+FETCH_RETRY_S = 0.5
+"""Pause before missing shards are read again from a store that did not answer, seconds."""
 
 Subscriber = Callable[[RoutingSnapshot], None]
+
+
+def shard_key(digest: bytes) -> str:
+    """Key of the shard with this digest."""
+    return SHARD_PREFIX + digest.hex()[:32]
+
+
+class Codec(Protocol):
+    """Decodes what the store holds; `headrace.adapters.shard_codec` is one. Both raise ValueError with the reason."""
+
+    def parse_root(self, data: bytes) -> Root:
+        """Decode the root key."""
+
+    def parse_shard(self, ref: ShardRef, data: bytes) -> Shard:
+        """Decode a shard, after comparing its digest."""
 
 
 class Freshness(enum.Enum):
@@ -41,21 +67,27 @@ class Freshness(enum.Enum):
 
 
 class SnapshotFollower:
-    """Follows the root key. Run `run` in a task of its own.
+    """Follows the root key and the shards. Run `run` in a task of its own.
 
     Args:
         store: where.
-        decode: bytes of the root key to a snapshot; raises ValueError with the reason.
+        codec: what the bytes there mean.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, store: Store, decode: Callable[[bytes], RoutingSnapshot], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._decode = decode
+    def __init__(self, store: Store, codec: Codec, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._codec = codec
         self._clock = clock
         self._watch = store.watch(ROOT_PREFIX, self._on_reset, self._on_changes)
         self._incarnation = ""
+        self._stored: dict[str, bytes | None] = {}
+        """Shards in the store, by key; None for those that are decoded."""
+        self._shards: dict[bytes, Shard] = {}
+        """Decoded shards, by digest."""
+        self._awaited: Root | None = None
+        """A root whose shards are being read."""
+        self._wake = asyncio.Event()
         self._subscribers: list[Subscriber] = []
         self._observers: list[Callable[[], None]] = []
         self._waiters: set[asyncio.Future[None]] = set()
@@ -70,7 +102,9 @@ class SnapshotFollower:
 
     async def run(self) -> None:
         """Follow until cancelled; outages of the store are waited out."""
-        await self._watch.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._fetch_for_ever())
 
     @property
     def state(self) -> WatchState:
@@ -127,6 +161,11 @@ class SnapshotFollower:
 
     def _on_reset(self, listing: Listing) -> None:
         self._incarnation = listing.incarnation
+        self._awaited = None
+        decoded = {shard_key(digest) for digest in self._shards}
+        self._stored = {
+            kv.key: None if kv.key in decoded else kv.value for kv in listing.items if kv.key.startswith(SHARD_PREFIX)
+        }
         root = next((kv for kv in listing.items if kv.key == ROOT_KEY), None)
         if root is not None:
             self._take(root.value)
@@ -134,32 +173,62 @@ class SnapshotFollower:
             self._refuse("the store holds no snapshot; the last one stays in use")
 
     def _on_changes(self, changes: tuple[Change, ...]) -> None:
-        newest = next((change for change in reversed(changes) if change.key == ROOT_KEY), None)
+        newest = None
+        for change in changes:
+            if change.key == ROOT_KEY:
+                newest = change
+            elif not change.key.startswith(SHARD_PREFIX):
+                continue
+            elif change.value is None:
+                self._stored.pop(change.key, None)
+            else:
+                self._stored[change.key] = change.value
         if newest is None:
             return
         if newest.value is None:
+            self._awaited = None
             self._refuse("the snapshot was deleted; the last one stays in use")
         else:
             self._take(newest.value)
 
     def _take(self, data: bytes) -> None:
+        """Take over a root, now or when its missing shards were read."""
+        self._awaited = None
         try:
-            snapshot = self._decode(data)
+            root = self._codec.parse_root(data)
         except ValueError as error:
             self._refuse(str(error))
             return
-        if snapshot.incarnation != self._incarnation:
+        if root.incarnation != self._incarnation:
             self._refuse("it was published for another incarnation of the store")
             return
         have = self.current
-        if have is not None and _same(have, snapshot):
+        if have is not None and _same(have, root):
             self._accept_again()
             return
         try:
-            check_successor(have, snapshot)
+            check_successor(have, root)
         except Failure as failure:
             self._refuse(failure.message)
             return
+        if any(self._is_missing(ref) for ref in root.shards):
+            self._awaited = root
+            self._wake.set()
+            return
+        self._swap(root)
+
+    def _is_missing(self, ref: ShardRef) -> bool:
+        return ref.digest not in self._shards and self._stored.get(shard_key(ref.digest)) is None
+
+    def _swap(self, root: Root) -> None:
+        """Assemble and use it, or refuse it; all its shards are here."""
+        try:
+            shards = {ref.digest: self._shards.get(ref.digest) or self._decode(ref) for ref in root.shards}
+            snapshot = assemble(root, shards)
+        except ValueError as error:
+            self._refuse(str(error))
+            return
+        self._keep(shards)
         self.current = snapshot
         self.refusal = ""
         self.applied += 1
@@ -173,6 +242,54 @@ class SnapshotFollower:
         for subscriber in self._subscribers:
             self._tell(subscriber, snapshot)
         self._notify()
+
+    def _decode(self, ref: ShardRef) -> Shard:
+        data = self._stored.get(shard_key(ref.digest))
+        assert data is not None
+        return self._codec.parse_shard(ref, data)
+
+    def _keep(self, shards: dict[bytes, Shard]) -> None:
+        """Decoded shards stay while a later root may name them again: while the store has them."""
+        for digest, shard in self._shards.items():
+            if shard_key(digest) in self._stored:
+                shards.setdefault(digest, shard)
+        for digest in shards:
+            if shard_key(digest) in self._stored:
+                self._stored[shard_key(digest)] = None
+        self._shards = shards
+
+    async def _fetch_for_ever(self) -> None:
+        """Read shards that a root names and the watch did not bring."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            root = self._awaited
+            if root is None:
+                continue
+            try:
+                gone = await self._fetch(root)
+            except Failure as failure:
+                get_logger().info("shards_not_read", version=root.version, why=failure.message)
+                await asyncio.sleep(FETCH_RETRY_S)
+                self._wake.set()
+                continue
+            if self._awaited is not root:  # a newer root has come meanwhile
+                continue
+            self._awaited = None
+            if gone is not None:
+                self._refuse(f"the shard {gone.name} of snapshot {root.version} is not in the store")
+            else:
+                self._swap(root)
+
+    async def _fetch(self, root: Root) -> ShardRef | None:
+        """Read what is missing; returns a shard that the store does not have, if there is one."""
+        for ref in root.shards:
+            if self._is_missing(ref):
+                found = await self._store.get(shard_key(ref.digest))
+                if found is None:
+                    return ref
+                self._stored[found.key] = found.value
+        return None
 
     def _accept_again(self) -> None:
         """A new listing holds what runs here already."""
@@ -203,5 +320,5 @@ class SnapshotFollower:
                 waiter.set_result(None)
 
 
-def _same(one: RoutingSnapshot, other: RoutingSnapshot) -> bool:
+def _same(one: RoutingSnapshot, other: Root) -> bool:
     return (one.incarnation, one.version, one.digest) == (other.incarnation, other.version, other.digest)

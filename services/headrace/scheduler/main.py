@@ -11,8 +11,8 @@ import secrets
 import time
 from typing import Any
 
+from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
-from headrace.adapters.route_codec import parse_snapshot
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempts import AttemptLedger
 from headrace.control.resources import FailureDomain
@@ -29,6 +29,7 @@ from headrace.scheduler.metrics import make_registry
 from headrace.scheduler.relay import Relay
 from headrace.scheduler.service import SchedulerService
 from headrace.scheduler.settings import SchedulerSettings
+from headrace.scheduler.vitals import Vitals
 from headrace.scheduler.worker import Identity
 from headrace.triton import shared_memory
 
@@ -61,13 +62,14 @@ class _Scheduler:
         self._name = f"schedulers/{settings.name}"
         self._relay = Relay(AttemptLedger())
         self._membership = Membership(store, on_epoch=self._on_epoch)
-        self._follower = SnapshotFollower(store, parse_snapshot)
+        self._follower = SnapshotFollower(store, shard_codec)
         self._identity = Identity(
             scheduler=self._name,
             failure_domain=FailureDomain(settings.host, settings.rack, settings.zone),
         )
         self._fleet = self._make_fleet()
-        self._service = SchedulerService(self._name, secrets.token_hex(8), self._relay, self._fleet)
+        self._vitals = Vitals(self._fleet, self._membership)
+        self._service = SchedulerService(self._name, secrets.token_hex(8), self._relay, self._fleet, self._vitals)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set or a task of ours ends by a bug."""
@@ -77,7 +79,9 @@ class _Scheduler:
             await server.start()
             try:
                 self._identity.endpoint = self._settings.advertise or server.endpoint
-                metrics = serve_metrics(make_registry(self._relay, self._fleet), self._settings.metrics_listen)
+                metrics = serve_metrics(
+                    make_registry(self._relay, self._fleet, self._vitals), self._settings.metrics_listen
+                )
                 report = ServiceReport(
                     self._membership,
                     self._follower,
@@ -86,10 +90,10 @@ class _Scheduler:
                     metrics_endpoint=metrics,
                 )
                 get_logger().info("listening", endpoint=self._identity.endpoint, metrics=metrics, scheduler=self._name)
-                ticking = asyncio.create_task(self._tick(), name="tick")
+                ticking = asyncio.create_task(self._tick(server), name="tick")
                 try:
                     async with self._fleet:
-                        problem = await self._serve(server, report, stop)
+                        problem = await self._serve(server, report, stop, ticking)
                 finally:
                     await cancel_and_wait(ticking)
                 await report.withdraw()
@@ -99,7 +103,9 @@ class _Scheduler:
         if problem is not None:
             raise problem
 
-    async def _serve(self, server: Server, report: ServiceReport, stop: asyncio.Event) -> Exception | None:
+    async def _serve(
+        self, server: Server, report: ServiceReport, stop: asyncio.Event, ticking: asyncio.Task[None]
+    ) -> Exception | None:
         """Serve until `stop`, or until a task of ours ends, and begin to drain; returns why, if it was not `stop`."""
         self._follower.subscribe(self._fleet.apply)
         tasks: list[asyncio.Task[Any]] = [
@@ -109,7 +115,7 @@ class _Scheduler:
         ]
         await server.set_serving(True)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*tasks, ticking], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         except Exception as error:
@@ -117,9 +123,10 @@ class _Scheduler:
         finally:
             ledger = self._relay.ledger
             ledger.draining = True
+            self._fleet.drain(self._settings.drain_grace_s)
+            await self._vitals.tell(server)
             await server.set_serving(False)
             get_logger().info("draining", grace_s=self._settings.drain_grace_s, attempts=len(ledger.attempts))
-            self._fleet.drain(self._settings.drain_grace_s)
             await cancel_and_wait(*tasks)
         return None
 
@@ -139,7 +146,9 @@ class _Scheduler:
         )
         return Fleet(settings, identity=self._identity, machine=machine, relay=self._relay, records=self._membership)
 
-    async def _tick(self) -> None:
+    async def _tick(self, server: Server) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._relay.tick(time.monotonic())
+            self._fleet.look()
+            await self._vitals.tell(server)

@@ -1,0 +1,107 @@
+"""The stored side of snapshots: shards are written before the root that names them, and deleted when nothing does.
+
+    put_missing ──> root and history in one transaction (the Publisher's) ──> collect, a while later
+
+Every write has the leader's key as its condition, so two Registries never write or delete against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from headrace.adapters.shard_codec import StoredShard, StoredSnapshot
+from headrace.control.shards import REPLICAS, Root, ShardRef
+from headrace.control.watch_cursor import Change
+from headrace.registry.catalogue import Catalogue, history_key
+from headrace.runtime.ports import Compare, Put, Store
+from headrace.runtime.snapshot_follower import SHARD_PREFIX, shard_key
+
+SNAPSHOTS_KEPT = 32
+"""Earlier snapshots kept for a rollback: the newest whose models or aliases differ from the one before."""
+
+GRACE_S = 60.0
+"""How long a shard that no root names any more is kept, seconds: a slow reader may still be about to read it."""
+
+BATCH_SHARDS = 100
+BATCH_BYTES = 1024 * 1024
+"""Bounds of one transaction; etcd takes 128 operations and 1.5 MiB."""
+
+CALL_S = 3.0
+
+
+class ShardKeeping:
+    """Writes shards and deletes those that are not needed.
+
+    Args:
+        store: where.
+        catalogue: what is stored, as far as is known; what is written here is entered there at once.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, store: Store, catalogue: Catalogue, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._clock = clock
+        self._unused_since: dict[str, float] = {}
+
+    def missing(self, snapshot: StoredSnapshot) -> list[StoredShard]:
+        """Shards of a snapshot that the store does not have."""
+        return [shard for shard in snapshot.shards if self._catalogue.entry(shard_key(shard.ref.digest)) is None]
+
+    async def put(self, shards: Iterable[StoredShard], leader: Compare) -> bool:
+        """Write shards. Returns whether this Registry still led."""
+        for batch in batches(shards):
+            puts = [Put(shard_key(shard.ref.digest), shard.data) for shard in batch]
+            done = await self._store.txn([leader], puts, timeout_s=CALL_S)
+            if not done.succeeded:
+                return False
+            self._catalogue.apply(tuple(Change(p.key, done.revision, p.value, done.revision, 1) for p in puts))
+        return True
+
+    def history(self, new: Root, value: bytes) -> tuple[list[Put], list[str]]:
+        """What to write and to delete below history/ when `new` is published."""
+        before = self._catalogue.root()
+        if before is not None and lasting(before) == lasting(new):
+            return [], []
+        kept = sorted(self._catalogue.below("history/"))
+        return [Put(history_key(new.version), value)], kept[: max(0, len(kept) + 1 - SNAPSHOTS_KEPT)][:BATCH_SHARDS]
+
+    async def collect(self, leader: Compare) -> int:
+        """Delete shards that no root has named for GRACE_S. Returns how many."""
+        now, used = self._clock(), self._used()
+        unused = {key for key in self._catalogue.below("snapshot/") if key.startswith(SHARD_PREFIX)} - used
+        self._unused_since = {key: self._unused_since.get(key, now) for key in unused}
+        due = sorted(key for key, since in self._unused_since.items() if now - since >= GRACE_S)[:BATCH_SHARDS]
+        if not due:
+            return 0
+        done = await self._store.txn([leader], deletes=due, timeout_s=CALL_S)
+        if not done.succeeded:
+            return 0
+        self._catalogue.apply(tuple(Change(key, done.revision, None) for key in due))
+        return len(due)
+
+    def _used(self) -> set[str]:
+        root = self._catalogue.root()
+        refs = list(root.shards) if root is not None else []
+        for kept in self._catalogue.kept_roots().values():
+            refs += lasting(kept)
+        return {shard_key(ref.digest) for ref in refs}
+
+
+def lasting(root: Root) -> tuple[ShardRef, ...]:
+    """Shards that an earlier snapshot still has: models and aliases. The replicas of then mean nothing any more."""
+    return tuple(ref for ref in root.shards if not ref.name.startswith(REPLICAS))
+
+
+def batches(shards: Iterable[StoredShard]) -> Iterator[list[StoredShard]]:
+    """Cut into what one transaction may hold; a shard that is larger alone goes alone."""
+    batch: list[StoredShard] = []
+    size = 0
+    for shard in shards:
+        if batch and (len(batch) == BATCH_SHARDS or size + len(shard.data) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(shard)
+        size += len(shard.data)
+    if batch:
+        yield batch
