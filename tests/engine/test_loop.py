@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.harness import Hand, ListSink, prepared
-from headrace.engine.operations import OpenStream
+from headrace.engine.operations import Cancel, Enumerate, OpenStream, Submit
 from headrace.engine.request import RefusalError, Rejected, Sampling
 from headrace.engine.synthetic import END_TOKEN
 
@@ -211,6 +211,17 @@ def test_a_new_stream_supersedes_the_old_one() -> None:
     hand.submit(request(hand, 2))
     hand.run()
     assert hand.finished(2)["reason"] == "length"
+
+
+def test_a_list_tells_the_owners_live_sequences_in_order_with_their_ends() -> None:
+    hand = Hand(slots=1)
+    hand.submit(request(hand, 1, max_tokens=3), request(hand, 2, max_tokens=1000))
+    hand.turn(Submit((request(hand, 9, max_tokens=1000),), ListSink()))
+    hand.turn(Cancel((1,), "cancelled"), Enumerate())
+    told = [event for batch in hand.sink.batches for event in batch.events]
+    told = [event for event in told if event["type"] in ("finished", "sequences")]
+    assert [event["type"] for event in told] == ["finished", "sequences"]
+    assert told[1]["seqs"] == [2], "neither what has ended nor what another stream owns"
 
 
 def test_a_shared_beginning_is_reused_and_changes_nothing() -> None:

@@ -9,10 +9,12 @@ from headrace.control.attempt_book import WorkerBook
 from headrace.control.attempts import AttemptLedger
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 from headrace.engine.contract import StepBatch
+from headrace.runtime.membership import LeaseState
 from headrace.scheduler import relay as relay_module
 from headrace.scheduler.engine_run import EngineRun
 from headrace.scheduler.metrics import make_registry
 from headrace.scheduler.relay import Relay
+from headrace.scheduler.vitals import Vitals
 from support.scheduling import make_dispatch
 from support.scripted_engine import admitted, finished
 
@@ -38,6 +40,7 @@ class Engine:
 
     def __init__(self):
         self.asked = []
+        self.lists = 0
 
     def generate(self, request, tokens, *, input_bytes, budget):
         self.asked.append(("generate", request["seq"]))
@@ -48,13 +51,22 @@ class Engine:
     def cancel(self, seqs, reason="cancelled"):
         self.asked.append(("cancel", tuple(seqs), reason))
 
+    def list_sequences(self):
+        self.lists += 1
+
     def condemn(self, why):
         self.asked.append(("condemn", why))
 
 
 class NoFleet:
+    has_snapshot, is_draining = True, False
+
     def __init__(self):
         self.workers, self.restarts = {}, {}
+
+
+class HeldLease:
+    state, age_s = LeaseState.HELD, 1.0
 
 
 class Bench:
@@ -99,7 +111,8 @@ class Bench:
         )
 
     def metric(self, name, **labels):
-        return make_registry(self.relay, NoFleet()).get_sample_value(f"headrace_scheduler_{name}", labels)
+        registry = make_registry(self.relay, NoFleet(), Vitals(NoFleet(), HeldLease()))
+        return registry.get_sample_value(f"headrace_scheduler_{name}", labels)
 
 
 @pytest.fixture
@@ -280,3 +293,31 @@ async def test_an_engine_that_does_not_confirm_is_condemned_after_two_looks(benc
     bench.relay.tick(late + 1.1)
     assert bench.engine.asked[-1] == ("condemn", "the engine did not confirm a cancel within 10 s")
     assert bench.metric("engines_hung_total") == 1
+
+
+async def test_what_engine_and_books_do_not_share_is_ended_after_two_looks(bench):
+    bench.dispatch(1)
+    bench.dispatch(2)
+    bench.dispatch(3)
+    bench.tell(admitted(1), admitted(2))
+    bench.say(2, 7)
+    bench.told()
+    now, asked = bench.relay.ledger.attempts[1].received_at, len(bench.engine.asked)
+    for n in (1, 2):
+        bench.relay.tick(now + 20 * n)
+        assert bench.engine.lists == n
+        bench.tell({"type": "sequences", "seqs": [1, 9]})
+        ended = {e.attempt: inference_pb2.FinishReason.Name(e.reason) for e in bench.told().ended}
+        assert ended == ({} if n == 1 else {2: "FINISH_REASON_INTERRUPTED", 3: "FINISH_REASON_FAILED"})
+    assert bench.engine.asked[asked:] == [("cancel", (9,), "cancelled")]
+    assert set(bench.relay.ledger.attempts) == {1}
+    assert (bench.metric("orphans_cancelled_total"), bench.metric("attempts_unknown_total")) == (1, 2)
+
+
+async def test_an_engine_that_does_not_answer_a_look_loses_nothing(bench):
+    bench.dispatch(1)
+    now = bench.relay.ledger.attempts[1].received_at
+    for n in range(1, 5):
+        bench.relay.tick(now + 20 * n)
+    assert bench.engine.lists == 1
+    assert set(bench.relay.ledger.attempts) == {1}

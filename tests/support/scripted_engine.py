@@ -53,6 +53,7 @@ class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._first_number = first_number
         self._number = 0
         self._events: Any = None
+        self._writing = asyncio.Lock()
         self._operations: list[tuple[str, dict[str, Any]]] = []
         self._news = asyncio.Event()
 
@@ -69,9 +70,10 @@ class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def tell(self, *events: dict[str, Any], skip: int = 0, **columns: Any) -> None:
         """Write one response of the event stream; `skip` leaves numbers out."""
-        self._number += 1 + skip
-        batch = StepBatch(number=self._number, steps=1, events=list(events), **columns)
-        await self._events.write(response(encode_step(batch)))
+        async with self._writing:  # numbers in the order of the writes, whoever else writes
+            self._number += 1 + skip
+            batch = StepBatch(number=self._number, steps=1, events=list(events), **columns)
+            await self._events.write(response(encode_step(batch)))
 
     async def say(self, seq: int, *token_ids: int) -> None:
         """Write output of one sequence, a letter a token."""

@@ -125,6 +125,10 @@ class Server:
         for name in ["", *self._names]:
             await self._health.set(name, SERVING if serving else NOT_SERVING)
 
+    async def set_health(self, name: str, serving: bool) -> None:
+        """Set the health that `name` answers, for a signal beside those of the services."""
+        await self._health.set(name, SERVING if serving else NOT_SERVING)
+
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s` seconds, then end them; those are observed as DRAINING."""
         await self._health.enter_graceful_shutdown()

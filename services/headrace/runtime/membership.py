@@ -50,11 +50,13 @@ class LeaseClock:
     """When to renew, and how long the lease can be trusted. Sans-io; instants are monotonic seconds."""
 
     def __init__(self) -> None:
+        self.renewed_at = float("-inf")
         self.trusted_until = float("-inf")
         self.renew_at = float("-inf")
 
     def renewed(self, sent_at: float, ttl_s: float) -> None:
         """Take in an answer to what was sent at `sent_at`; counting from the sending is the safe side."""
+        self.renewed_at = sent_at
         self.trusted_until = sent_at + ttl_s - min(MARGIN_S, ttl_s / 4)
         self.renew_at = sent_at + ttl_s / 3
 
@@ -118,6 +120,11 @@ class Membership:
         if self._state is LeaseState.HELD and not self._lease_clock.is_trusted(self._clock()):
             return LeaseState.UNCERTAIN
         return self._state
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the store last renewed the lease, or granted it."""
+        return self._clock() - self._lease_clock.renewed_at
 
     def epoch(self, key: str) -> int:
         """Epoch of a record; 0 when it is not registered now."""

@@ -1,9 +1,12 @@
 """One run of one engine, from its files to its end: launched here, or attached to where it runs already.
 
-load()   artifact verified, Triton started, model loaded, hello heard
-probe()  the engine's loop answers
-lost()   resolves when the engine is gone, with the reason
-stop()   nothing of it is left
+launch()  artifact verified, Triton started, model loaded, hello heard
+warm_up() the engine's loop answers and has run every shape that it declares
+lost()    resolves when the engine is gone, with the reason
+stop()    nothing of it is left
+
+How soon a loss is seen: the end of tritonserver or of its stub within milliseconds, a loop that hangs within
+SILENCE_MAX_S and half a second.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,7 @@ from headrace.engine.contract import StepBatch
 from headrace.runtime.settings import SettingsError
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier, file_path
+from headrace.scheduler.warm_up import Declared, WarmUp
 from headrace.triton.engine_client import EngineClient, EngineLost
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
 from headrace.triton.workspace import find_model_repository, prepare_triton
@@ -47,19 +52,27 @@ class Carrier(Protocol):
         """Sequences were refused before the engine began with them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sink:
     """Ties a client to the run that it serves, not to a replica's name: the next run has the same one."""
 
     replica: str
     incarnation: int
     carrier: Carrier
+    warming: WarmUp | None = None
+    """Hears everything until it is over; nothing else is said of a worker that does not serve."""
 
     def on_batch(self, batch: StepBatch) -> None:
-        self.carrier.on_batch(self.replica, self.incarnation, batch)
+        if self.warming is not None:
+            self.warming.on_batch(batch)
+        else:
+            self.carrier.on_batch(self.replica, self.incarnation, batch)
 
     def on_refused(self, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
-        self.carrier.on_refused(self.incarnation, seqs, error)
+        if self.warming is not None:
+            self.warming.on_refused(seqs, error)
+        else:
+            self.carrier.on_refused(self.incarnation, seqs, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,17 @@ class EngineRun:
         """Process id of its tritonserver; 0 when there is none of ours."""
         return self._process.pid if self._process is not None and not self._process.has_exited else 0
 
+    @property
+    def heard_ago_s(self) -> float | None:
+        """Seconds since the engine's loop was heard; None: its events are not read yet, or no more."""
+        if self.client is None or self._reading is None or self._reading.done():
+            return None
+        return time.monotonic() - self.client.heard_at
+
+    def memory_bytes(self) -> int:
+        """Memory that its processes hold for good; 0: none of ours."""
+        return self._process.memory_bytes() if self._process is not None else 0
+
     async def launch(self, revision: Revision, artifact: Artifact | None) -> None:
         """Verify the artifact, start Triton, and wait until the engine says hello.
 
@@ -121,38 +145,52 @@ class EngineRun:
         """
         await self._connect(target)
 
-    async def probe(self) -> None:
-        """Ask the engine's own loop for an answer; its load has run its shapes once.
+    async def warm_up(self) -> str:
+        """Ask the engine's own loop for an answer and run every shape that it declares; returns what was run.
 
         Raises:
-            EngineLost: it did not answer.
+            EngineLost: it did not answer, or a shape failed.
         """
         assert self.client is not None
+        declared = Declared.of(self.hello)
         self._reading = asyncio.create_task(self.client.run(), name=f"engine {self._replica}")
-        pinging = asyncio.create_task(self.client.ping(), name=f"ping {self._replica}")
+        warming = asyncio.create_task(self._warm_up(self.client, declared), name=f"warm up {self._replica}")
+        lost = asyncio.create_task(self.lost(), name=f"lost {self._replica}")
         try:
-            await asyncio.wait({self._reading, pinging}, return_when=asyncio.FIRST_COMPLETED)
-            if self._reading.done():
-                await self._reading
-            await pinging
+            await asyncio.wait({lost, warming}, return_when=asyncio.FIRST_COMPLETED)
+            if not warming.done():
+                raise EngineLost(await lost)
+            return await warming
         finally:
-            await cancel_and_wait(pinging)
+            await cancel_and_wait(warming, lost)
+
+    async def _warm_up(self, client: EngineClient, declared: Declared | None) -> str:
+        await client.ping()
+        if declared is None:
+            return ""
+        self._sink.warming = WarmUp(client, declared)
+        said = await self._sink.warming.run()
+        self._sink.warming = None
+        return said
 
     async def lost(self) -> str:
         """Wait until the engine is gone; returns why, one sentence."""
         assert self._reading is not None
         exit_code = asyncio.create_task(self._exited(), name=f"exit {self._replica}")
+        crippled = asyncio.create_task(self._crippled(), name=f"stub {self._replica}")
         try:
-            await asyncio.wait({self._reading, exit_code}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._reading.done():
+            await asyncio.wait({self._reading, exit_code, crippled}, return_when=asyncio.FIRST_COMPLETED)
+            if exit_code.done() and not self._reading.done():
                 return await exit_code
+            if crippled.done() and not self._reading.done():
+                return "the engine's own process has ended, and tritonserver does not say so"
             try:
                 await self._reading
             except EngineLost as lost:
                 return str(lost)
             raise AssertionError("an engine's reader returned")
         finally:
-            await cancel_and_wait(exit_code)
+            await cancel_and_wait(exit_code, crippled)
 
     async def reason(self, said: str) -> str:
         """The better reason, if the process itself has ended within a moment."""
@@ -180,6 +218,13 @@ class EngineRun:
         assert self._process is not None
         await self._process.wait_exit()
         return self._process.failure()
+
+    async def _crippled(self) -> None:
+        if self._process is None:
+            await asyncio.Event().wait()
+        assert self._process is not None
+        self._process.watch_children()
+        await self._process.wait_crippled()
 
     async def _connect(self, target: str) -> None:
         self.client = EngineClient(target, owner=self._machine.scheduler, sink=self._sink)

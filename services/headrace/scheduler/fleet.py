@@ -3,15 +3,20 @@
 A revision is wanted while some alias names it and its engine is allowed here. One that is no longer wanted is
 drained and stopped; its place is free for another once it is over. Attached Tritons are workers from the start
 to the end, whatever they serve.
+
+A revision that aliases have left stays until its successors are ready somewhere (headrace.control.replacement), unless
+its place is needed for one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 
 from headrace.control import names
+from headrace.control.replacement import Replacements
 from headrace.control.resources import Artifact, Engine, Revision
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.rpc import status
@@ -20,7 +25,7 @@ from headrace.scheduler.engine_run import Machine
 from headrace.scheduler.publisher import Records
 from headrace.scheduler.relay import Relay
 from headrace.scheduler.settings import SchedulerSettings
-from headrace.scheduler.worker import Identity, Worker
+from headrace.scheduler.worker import Identity, Worker, WorkerLimits
 
 REMAKE_S = 5.0
 """Pause before a worker whose task failed by a bug is made anew."""
@@ -56,6 +61,7 @@ class Fleet:
         self._snapshot: RoutingSnapshot | None = None
         self._stop = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
+        self._replacements = Replacements(settings.start_deadline_s + settings.warm_up_deadline_s)
         self._unserved: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Fleet:
@@ -72,6 +78,21 @@ class Fleet:
     def apply(self, snapshot: RoutingSnapshot) -> None:
         """Start what a snapshot wants and drain what it does not."""
         self._snapshot = snapshot
+        self._replacements.apply(snapshot, time.monotonic())
+        self._decide()
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it knows what it ought to serve."""
+        return self._snapshot is not None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether every worker was told to stop."""
+        return self._stop.is_set()
+
+    def look(self) -> None:
+        """Once a second: an old revision does not wait for ever."""
         self._decide()
 
     def on_epoch(self, key: str, epoch: int) -> None:
@@ -92,15 +113,16 @@ class Fleet:
         snapshot = self._snapshot
         wanted = {r.name: r for r in wanted_revisions(snapshot, map(Engine, self._settings.engines))}
         managed = {w.revision: w for name, w in self.workers.items() if not _is_attached(name)}
-        for revision, worker in managed.items():
-            if revision not in wanted:
-                worker.drain(self._settings.drain_grace_s)
         places = self._settings.workers_max - len(self.workers) + sum(1 for r in managed if r in wanted)
         chosen = choose_workers(wanted, managed, max(0, places))
         for name in chosen:
             if name not in managed:
                 self._start(self._replica_name(wanted[name]), revision=wanted[name])
         unserved = tuple(sorted(set(wanted) - set(chosen)))
+        kept = sorted(set(managed) & self._replacements.kept(time.monotonic()))[len(unserved) :]
+        for revision, worker in managed.items():
+            if revision not in wanted and revision not in kept and not worker.is_ending:
+                worker.drain(self._settings.drain_grace_s)
         if unserved != self._unserved:
             self._unserved = unserved
             if unserved:
@@ -118,7 +140,11 @@ class Fleet:
             machine=self._machine,
             relay=self._relay,
             records=self._records,
-            start_deadline_s=self._settings.start_deadline_s,
+            limits=WorkerLimits(
+                start_s=self._settings.start_deadline_s,
+                warm_up_s=self._settings.warm_up_deadline_s,
+                memory_bytes=self._settings.worker_memory_mib << 20,
+            ),
         )
         self.workers[name] = worker
         self._tasks.create_task(self._own(worker, revision, target), name=f"worker {name}")

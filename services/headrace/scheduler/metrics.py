@@ -15,8 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from headrace.control.worker_lifecycle import WorkerState
+from headrace.runtime.membership import LeaseState
 from headrace.scheduler.fleet import Fleet
 from headrace.scheduler.relay import Relay
+from headrace.scheduler.vitals import Vitals
 
 _PREFIX = "headrace_scheduler_"
 
@@ -24,15 +26,17 @@ _PREFIX = "headrace_scheduler_"
 class SchedulerCollector(Collector):
     """Collects from the live objects of one Scheduler."""
 
-    def __init__(self, relay: Relay, fleet: Fleet) -> None:
+    def __init__(self, relay: Relay, fleet: Fleet, vitals: Vitals) -> None:
         self._relay = relay
         self._fleet = fleet
+        self._vitals = vitals
 
     def collect(self) -> Iterable[Any]:
         """All metrics, as of now. Runs in the metrics server's thread: it reads copies, and locks nothing."""
         yield from self._attempts()
         yield from self._traffic()
         yield from self._workers()
+        yield from self._health()
 
     def _attempts(self) -> Iterable[Any]:
         ledger, counts = self._relay.ledger, self._relay.counts
@@ -108,12 +112,34 @@ class SchedulerCollector(Collector):
         yield states
         yield restarts
 
+    def _health(self) -> Iterable[Any]:
+        workers = tuple(self._fleet.workers.values())
+        counts, lease = self._relay.counts, self._vitals.lease
+        for name, text in (
+            ("started", "Workers whose first start is over."),
+            ("alive", "Workers that no failure or silence of their engine speaks against."),
+            ("ready", "Workers that take attempts."),
+        ):
+            value = sum(getattr(worker.signals, name) for worker in workers)
+            yield GaugeMetricFamily(f"{_PREFIX}workers_{name}", text, value=value)
+        looping = sum(w.life.is_crash_loop and not w.life.takes_attempts for w in workers)
+        yield GaugeMetricFamily(f"{_PREFIX}workers_crash_loop", "Workers that keep failing.", value=looping)
+        memory = sum(worker.memory_bytes() for worker in workers)
+        yield GaugeMetricFamily(f"{_PREFIX}workers_memory_bytes", "Memory that workers hold for good.", value=memory)
+        yield _counter("orphans_cancelled", "Sequences that ran in an engine for no attempt.", counts.orphans)
+        yield _counter("attempts_unknown", "Attempts ended because their engine did not know them.", counts.unknown)
+        yield GaugeMetricFamily(
+            f"{_PREFIX}lease_age_seconds", "Time since the store renewed this process's lease.", value=lease.age_s
+        )
+        held = float(lease.state is LeaseState.HELD)
+        yield GaugeMetricFamily(f"{_PREFIX}lease_held", "Whether that lease may be trusted.", value=held)
 
-def make_registry(relay: Relay, fleet: Fleet) -> prometheus_client.CollectorRegistry:
+
+def make_registry(relay: Relay, fleet: Fleet, vitals: Vitals) -> prometheus_client.CollectorRegistry:
     """A registry with everything that a Scheduler exports."""
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=registry)
-    registry.register(SchedulerCollector(relay, fleet))
+    registry.register(SchedulerCollector(relay, fleet, vitals))
     return registry
 
 

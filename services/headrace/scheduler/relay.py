@@ -20,7 +20,9 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempt_book import Attempt, Cause, WorkerBook
 from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, InvalidRequest, Violation
+from headrace.control.reconcile import Reconciler
 from headrace.engine.contract import StepBatch
+from headrace.runtime.telemetry import get_logger
 from headrace.scheduler import codec
 from headrace.scheduler.columns import split_by_owner
 from headrace.scheduler.durations import Durations
@@ -48,6 +50,10 @@ class RelayCounts:
     """Output that had no owner any more."""
     hung: int = 0
     """Engines given up because they did not confirm a cancel."""
+    orphans: int = 0
+    """Sequences that ran in an engine for no attempt, cancelled."""
+    unknown: int = 0
+    """Attempts whose engine did not know them, ended."""
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Ended attempts by finish reason and by the reason of the error, "NONE" where there is none."""
     cancel_to_confirmed: Durations = field(default_factory=Durations)
@@ -66,6 +72,7 @@ class Relay:
         self.counts = RelayCounts()
         self.sessions: dict[int, Session] = {}
         self._engines: dict[str, EngineClient] = {}
+        self._looks: dict[str, Reconciler] = {}
         self._ends: dict[str, asyncio.Event] = {}
         """Set at each end, by replica, where someone waits for a worker to be idle."""
         self._numbers = itertools.count(1)
@@ -127,6 +134,7 @@ class Relay:
         """A worker is READY; from now on attempts may be sent to it."""
         self.ledger.open_worker(book)
         self._engines[book.replica] = engine
+        self._looks[book.replica] = Reconciler(opened_at=time.monotonic())
         self.ask_loads()
 
     def close_engine(self, replica: str, *, drained: bool) -> None:
@@ -134,6 +142,7 @@ class Relay:
         for attempt, had_output in self.ledger.close_worker(replica):
             self._tell_end(attempt, codec.ended_by_loss(attempt, had_output=had_output, drained=drained))
         self._engines.pop(replica, None)
+        self._looks.pop(replica, None)
         self._ends.pop(replica, None)
         self.ask_loads()
 
@@ -165,7 +174,10 @@ class Relay:
             self._forward(book, batch)
         if closing:
             for event in closing:
-                self._finish(incarnation, event)
+                if event["type"] == "sequences":
+                    self._reconcile(book, event.get("seqs") or ())
+                else:
+                    self._finish(incarnation, event)
 
     def on_refused(self, incarnation: int, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
         """An engine refused sequences before it began with them."""
@@ -221,7 +233,7 @@ class Relay:
                 ledger.preempt(event["seq"], incarnation, event.get("preemptions", 0))
             elif kind == "resumed":
                 ledger.resume(event["seq"], incarnation, event.get("preemptions", 0))
-            elif kind in ("finished", "refused"):
+            elif kind in ("finished", "refused", "sequences"):
                 closing.append(event)
         return closing
 
@@ -236,6 +248,23 @@ class Relay:
             self._confirm(attempt, now)
             is_local = self._engines[attempt.replica].is_local
             self._tell_end(attempt, codec.ended_by_engine(event, attempt, confirmed_at=now, is_local=is_local))
+
+    def _reconcile(self, book: WorkerBook, live: Sequence[int]) -> None:
+        """The engine has told which sequences it runs: cancel those of nobody, end attempts that it does not know."""
+        found = self._looks[book.replica].compare(book.attempts, live, time.monotonic())
+        if not found.orphans and not found.unknown:
+            return
+        log = get_logger().bind(replica=book.replica)
+        log.warning("books_differ", orphans=len(found.orphans), unknown=len(found.unknown))
+        if found.orphans:
+            self.counts.orphans += len(found.orphans)
+            self._engines[book.replica].cancel(found.orphans)
+        for token in found.unknown:
+            had_output = token in self.ledger.outputs
+            attempt = self.ledger.finish(token, book.incarnation)
+            if attempt is not None:
+                self.counts.unknown += 1
+                self._tell_end(attempt, codec.ended_by_loss(attempt, had_output=had_output, drained=False))
 
     def _confirm(self, attempt: Attempt, now: float) -> None:
         """The engine has let go of an attempt; measure how long a cancel of it took."""
@@ -282,7 +311,7 @@ class Relay:
             session.ask_load()
 
     def tick(self, now: float) -> None:
-        """Once a second: loads, so that their age is known; attempts that outlived a limit; engines that hang."""
+        """Once a second: loads, so that their age is known; late attempts; engines that hang; looks at the books."""
         self.ask_loads()
         for attempt in self.ledger.overdue(now, OVERDUE_S):
             assert attempt.cause is not None
@@ -290,6 +319,9 @@ class Relay:
         for replica in self.ledger.unconfirmed(now - CANCEL_CONFIRM_S):
             self.counts.hung += 1
             self._engines[replica].condemn(f"the engine did not confirm a cancel within {CANCEL_CONFIRM_S:g} s")
+        for replica, look in self._looks.items():
+            if look.ask(now):
+                self._engines[replica].list_sequences()
 
     def totals(self) -> tuple[int, int]:
         """Frames written and wake-ups of all sessions, those that are over included."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.worker_lifecycle import WorkerState
 from headrace.rpc.requests import Refused
 from headrace.rpc.server import Context
 from headrace.runtime.tasks import cancel_and_wait
@@ -16,19 +17,25 @@ from headrace.runtime.telemetry import get_logger
 from headrace.scheduler.fleet import Fleet
 from headrace.scheduler.relay import Relay
 from headrace.scheduler.session import Session
+from headrace.scheduler.vitals import Vitals
 
 HELLO_S = 10.0
 ROUTER_NAME_MAX = 128
+
+_STATE_NAMES = {state: f"STATE_{state.name}" for state in WorkerState} | {
+    WorkerState.RECYCLING: "STATE_DRAINING"  # what it does is the same, and what it is for is in its detail
+}
 
 
 class SchedulerService:
     """Serves headrace.api.scheduler.v1.SchedulerService."""
 
-    def __init__(self, scheduler: str, incarnation: str, relay: Relay, fleet: Fleet) -> None:
+    def __init__(self, scheduler: str, incarnation: str, relay: Relay, fleet: Fleet, vitals: Vitals) -> None:
         self._scheduler = scheduler
         self._incarnation = incarnation
         self._relay = relay
         self._fleet = fleet
+        self._vitals = vitals
 
     def close(self) -> None:
         """End every session, once what waits for it has been sent."""
@@ -63,14 +70,20 @@ class SchedulerService:
 
     async def GetState(self, request: pb.GetStateRequest, context: Context) -> pb.GetStateResponse:  # noqa: N802
         """What this Scheduler owns; see the proto."""
+        lease = self._vitals.lease
         response = pb.GetStateResponse(
             scheduler=self._scheduler,
             attempts=len(self._relay.ledger.attempts),
             sessions=len(self._relay.sessions),
+            lease=f"LEASE_{lease.state.name}",
+            orphans_cancelled=self._relay.counts.orphans,
+            attempts_unknown=self._relay.counts.unknown,
         )
+        response.lease_age.FromMilliseconds(round(lease.age_s * 1000))
         for worker in self._fleet.workers.values():
-            state: Any = pb.Worker.State.Value(f"STATE_{worker.life.state.name}")
-            response.workers.add(
+            state: Any = pb.Worker.State.Value(_STATE_NAMES[worker.life.state])
+            signals = worker.signals
+            told = response.workers.add(
                 replica=worker.name,
                 revision=worker.revision,
                 state=state,
@@ -78,7 +91,14 @@ class SchedulerService:
                 restarts=worker.life.restarts,
                 engine_json=json.dumps(worker.hello, sort_keys=True) if worker.hello else "",
                 pid=worker.pid,
+                started=signals.started,
+                alive=signals.alive,
+                ready=signals.ready,
+                memory_bytes=worker.memory_bytes(),
+                crash_loop=worker.life.is_crash_loop and not worker.life.takes_attempts,
             )
+            if worker.heard_ago_s is not None:
+                told.heard_ago.FromMilliseconds(round(worker.heard_ago_s * 1000))
         return response
 
     async def _hello(self, requests: AsyncIterator[pb.AttachRequest | Refused]) -> pb.Hello:

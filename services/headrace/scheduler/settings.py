@@ -63,6 +63,15 @@ class SchedulerSettings(EtcdSettings):
     rack: str = Field("", description="Failure domain: rack.")
     zone: str = Field("", description="Failure domain: zone.")
     start_deadline_s: float = Field(600.0, description="Time that a worker gets to verify, start and load.", gt=0)
+    warm_up_deadline_s: float = Field(
+        120.0, description="Time that a loaded worker gets to run the shapes that its engine declares.", gt=0
+    )
+    worker_memory_mib: int = Field(
+        0,
+        description="Memory, other than pages of files, at which a worker is drained and started again, before the "
+        "kernel ends it; 0: no limit.",
+        ge=0,
+    )
     drain_grace_s: float = Field(
         30.0, description="Time that running attempts get when a worker or this service stops.", ge=0
     )

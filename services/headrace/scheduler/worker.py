@@ -16,6 +16,7 @@ from typing import Any
 from headrace.adapters.route_codec import replica_to_proto
 from headrace.control.attempt_book import WorkerBook
 from headrace.control.resources import Artifact, FailureDomain, Replica, Revision
+from headrace.control.worker_health import Signals, worker_signals
 from headrace.control.worker_lifecycle import WorkerEffect, WorkerEvent, WorkerLifecycle, WorkerState
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger
@@ -26,6 +27,23 @@ from headrace.triton.engine_client import EngineLost
 
 CUT_S = 5.0
 """Time that the engine gets to confirm the end of attempts that a drain cuts off."""
+RECYCLE_GRACE_S = 10.0
+"""Time that attempts get to finish in a worker that takes too much memory."""
+MEMORY_LOOK_S = 1.0
+MEMORY_HARD = 1.25
+"""A worker that grows to so many times its limit while it is recycled is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker may take."""
+
+    start_s: float
+    """To verify, start and load."""
+    warm_up_s: float
+    """To run its shapes."""
+    memory_bytes: int = 0
+    """Memory for good; 0: no limit."""
 
 
 @dataclass(slots=True)
@@ -59,7 +77,7 @@ class Worker:
         machine: Machine,
         relay: Relay,
         records: Records,
-        start_deadline_s: float,
+        limits: WorkerLimits,
     ) -> None:
         self.name = name
         self.life = WorkerLifecycle()
@@ -71,7 +89,7 @@ class Worker:
         self._identity = identity
         self._machine = machine
         self._relay = relay
-        self._start_deadline_s = start_deadline_s
+        self._limits = limits
         self._run: EngineRun | None = None
         self._epoch = 0
         self._drain_grace_s: float | None = None
@@ -84,6 +102,27 @@ class Worker:
     def pid(self) -> int:
         """Process id of its tritonserver; 0 when it has none of its own."""
         return self._run.pid if self._run is not None else 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to stop for good."""
+        return self._drain_asked.is_set()
+
+    @property
+    def heard_ago_s(self) -> float | None:
+        """Seconds since its engine's loop was heard; None where there is none."""
+        run = self._run  # metrics are read in another thread
+        return run.heard_ago_s if run is not None else None
+
+    @property
+    def signals(self) -> Signals:
+        """Startup, liveness and readiness, as of now."""
+        return worker_signals(self.life, is_registered=self._epoch > 0, heard_ago_s=self.heard_ago_s)
+
+    def memory_bytes(self) -> int:
+        """Memory that its processes hold for good; 0 where it has none of its own. Reads /proc."""
+        run = self._run
+        return run.memory_bytes() if run is not None else 0
 
     def drain(self, grace_s: float) -> None:
         """Take nothing new, finish what runs within `grace_s` seconds, and stop for good."""
@@ -104,6 +143,7 @@ class Worker:
             WorkerState.WARMING: self._warm,
             WorkerState.READY: self._serve,
             WorkerState.DRAINING: self._finish,
+            WorkerState.RECYCLING: self._recycle,
         }
         try:
             while not self.life.is_over:
@@ -132,9 +172,11 @@ class Worker:
     async def _load(self) -> tuple[WorkerEvent, str]:
         assert self._run is not None
         if self._target:
-            return await self._or_drain(self._run.attach(self._target), WorkerEvent.LOADED)
-        assert self._revision is not None
-        return await self._or_drain(self._run.launch(self._revision, self._artifact()), WorkerEvent.LOADED)
+            step = self._run.attach(self._target)
+        else:
+            assert self._revision is not None
+            step = self._run.launch(self._revision, self._artifact())
+        return await self._or_drain(step, WorkerEvent.LOADED, self._limits.start_s)
 
     async def _warm(self) -> tuple[WorkerEvent, str]:
         assert self._run is not None
@@ -143,7 +185,7 @@ class Worker:
         if not said:
             return WorkerEvent.LOST, "the engine does not say which revision it serves"
         self.revision = said
-        event = await self._or_drain(self._run.probe(), WorkerEvent.WARMED)
+        event = await self._or_drain(self._run.warm_up(), WorkerEvent.WARMED, self._limits.warm_up_s)
         if event[0] is WorkerEvent.WARMED:
             self._open()
         return event
@@ -154,6 +196,7 @@ class Worker:
             asyncio.create_task(self._run.lost(), name=f"lost {self.name}"): "lost",
             asyncio.create_task(self._wait_event(self._drain_asked), name=f"drain {self.name}"): "drain",
             asyncio.create_task(self._wait_event(self._fenced), name=f"fence {self.name}"): "fenced",
+            asyncio.create_task(self._outgrown(1.0), name=f"memory {self.name}"): "memory",
         }
         try:
             done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
@@ -164,40 +207,72 @@ class Worker:
             return WorkerEvent.LOST, ends["lost"]
         if "fenced" in ends:
             return WorkerEvent.LOST, "another process has taken over this replica's name; names must be unique"
-        return WorkerEvent.DRAIN_ASKED, "asked to stop"
+        if "drain" in ends:
+            return WorkerEvent.DRAIN_ASKED, "asked to stop"
+        return WorkerEvent.RECYCLE_ASKED, ends["memory"]
 
     async def _finish(self) -> tuple[WorkerEvent, str]:
         """The drain: let attempts finish, then end the rest, and wait for the engine to confirm."""
         assert self._run is not None
         lost = asyncio.create_task(self._run.lost(), name=f"lost {self.name}")
+        return await self._let_finish(self._drain_grace_s or 0.0, "stopped as asked", {lost: WorkerEvent.LOST})
+
+    async def _recycle(self) -> tuple[WorkerEvent, str]:
+        """The same for one that has to be started again, unless it is to stop for good or grows on."""
+        assert self._run is not None
+        watched = {
+            asyncio.create_task(
+                self._wait_event(self._drain_asked), name=f"drain {self.name}"
+            ): WorkerEvent.DRAIN_ASKED,
+            asyncio.create_task(self._run.lost(), name=f"lost {self.name}"): WorkerEvent.LOST,
+            asyncio.create_task(self._outgrown(MEMORY_HARD), name=f"memory {self.name}"): WorkerEvent.LOST,
+        }
+        return await self._let_finish(RECYCLE_GRACE_S, self.life.detail, watched)
+
+    async def _let_finish(
+        self, grace_s: float, detail: str, watched: dict[asyncio.Task[str], WorkerEvent]
+    ) -> tuple[WorkerEvent, str]:
         try:
-            for limit_s in (self._drain_grace_s or 0.0, CUT_S):
+            for limit_s in (grace_s, CUT_S):
                 idle = asyncio.create_task(self._relay.wait_idle(self.name), name=f"idle {self.name}")
                 try:
-                    await asyncio.wait({lost, idle}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({*watched, idle}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     await cancel_and_wait(idle)
-                if lost.done():
-                    return WorkerEvent.LOST, lost.result()
+                for task, event in watched.items():
+                    if task.done():
+                        return event, task.result()
                 if not idle.cancelled():
                     break
                 self._relay.cut_engine(self.name)
         finally:
-            await cancel_and_wait(lost)
-        return WorkerEvent.DRAINED, "stopped as asked"
+            await cancel_and_wait(*watched)
+        return WorkerEvent.DRAINED, detail
 
-    async def _or_drain(self, step: Any, event: WorkerEvent) -> tuple[WorkerEvent, str]:
-        """Run one step of coming up, within the start deadline, unless a drain is asked for first."""
-        stepping: asyncio.Task[None] = asyncio.create_task(step, name=f"start {self.name}")
+    async def _outgrown(self, times: float) -> str:
+        """Wait until two looks in a row find more memory than so many times the limit."""
+        limit = self._limits.memory_bytes
+        if not limit:
+            await asyncio.Event().wait()
+        over = 0
+        while True:
+            await asyncio.sleep(MEMORY_LOOK_S)
+            used = self.memory_bytes()
+            over = over + 1 if used > limit * times else 0
+            if over >= 2:
+                return f"its processes hold {used >> 20} MiB, more than its limit of {limit >> 20} MiB"
+
+    async def _or_drain(self, step: Any, event: WorkerEvent, limit_s: float) -> tuple[WorkerEvent, str]:
+        """Run one step of coming up, within its time, unless a drain is asked for first."""
+        stepping: asyncio.Task[str | None] = asyncio.create_task(step, name=f"start {self.name}")
         asked = asyncio.create_task(self._wait_event(self._drain_asked), name=f"drain {self.name}")
         try:
-            await asyncio.wait({stepping, asked}, timeout=self._start_deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({stepping, asked}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if stepping.done():
-                stepping.result()
-                return event, ""
+                return event, stepping.result() or ""
             if asked.done():
                 return WorkerEvent.DRAIN_ASKED, "asked to stop"
-            return WorkerEvent.LOST, f"it was not ready within {self._start_deadline_s:g} s"
+            return WorkerEvent.LOST, f"it was not {event.value} within {limit_s:g} s"
         except EngineLost as lost:
             return WorkerEvent.LOST, str(lost)
         finally:
@@ -206,7 +281,7 @@ class Worker:
     @staticmethod
     async def _wait_event(event: asyncio.Event) -> str:
         await event.wait()
-        return ""
+        return "asked to stop"
 
     # Effects.
 

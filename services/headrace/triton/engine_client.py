@@ -25,12 +25,12 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from headrace.control.deadlines import Budget
+from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.engine.contract import Reply, StepBatch, WireError, decode_response, encode_op
 from headrace.rpc.channels import KEEPALIVE
 from headrace.triton.outbox import Operation, Outbox
 from headrace.triton.wire import MODEL, classify_error, infer_request
 
-SILENCE_MAX_S = 3.0
 RECEIPT_MAX_S = 5.0
 OPERATIONS_OUT_MAX = 8
 """Operations without a receipt; more wait and are merged meanwhile."""
@@ -83,6 +83,8 @@ class EngineClient:
         """The newest statistics that came with an `alive` event."""
         self.messages = 0
         """Responses read from the event stream."""
+        self.heard_at = time.monotonic()
+        """When the engine's loop was last heard, monotonic seconds."""
         self._owner = owner
         self._sink = sink
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
@@ -200,6 +202,11 @@ class EngineClient:
         """Let `run` end with EngineLost within a moment: `why` is a sentence about an engine that is up and useless."""
         self._condemned = why
 
+    def list_sequences(self) -> None:
+        """Ask for a `sequences` event: which of this owner's sequences live."""
+        self._outbox.calls.append(("list", None))
+        self._work.set()
+
     async def ping(self, timeout_s: float = RECEIPT_MAX_S) -> Mapping[str, Any]:
         """Ask the engine's loop for its statistics; `run` must be running.
 
@@ -237,7 +244,7 @@ class EngineClient:
         try:
             while (batch := self._batch(await self._events.read())) is not None:
                 self.messages += 1
-                self._heard = True
+                self._heard, self.heard_at = True, time.monotonic()
                 if batch.final:
                     raise EngineLost("the engine ended the event stream: it stops, or another Scheduler took it over")
                 number += 1
@@ -328,7 +335,7 @@ class EngineClient:
                 raise EngineLost(f"the engine did not take an operation within {RECEIPT_MAX_S:g} s")
 
     def _abandon(self) -> None:
-        waiting = [answered for _, answered in self._outbox.calls]
+        waiting = [answered for _, answered in self._outbox.calls if answered is not None]
         waiting += [receipt.answered for receipt in self._receipts.values() if receipt.answered is not None]
         for answered in waiting:
             if not answered.done():

@@ -49,8 +49,8 @@ class Outbox:
     """
 
     def __init__(self, on_refused: Callable[[Sequence[int], Mapping[str, Any]], None]) -> None:
-        self.calls: list[tuple[str, Answer]] = []
-        """Operations without a document whose answer somebody waits for."""
+        self.calls: list[tuple[str, Answer | None]] = []
+        """Operations without a document, with who waits for the answer, if anybody does."""
         self._on_refused = on_refused
         self._generates: deque[_Generate] = deque()
         self._credits: dict[int, int] = {}

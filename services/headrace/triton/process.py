@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.triton import shared_memory
+from headrace.triton.group import ExitWatch, members, memory_bytes
 from headrace.triton.workspace import TritonFiles
 
 MODEL = "llm"
@@ -65,6 +66,8 @@ class TritonProcess:
         self._log = log
         self._shm_prefix = shm_prefix
         self._exited = asyncio.Event()
+        self._crippled = asyncio.Event()
+        self._children: ExitWatch | None = None
         self._pidfd = os.pidfd_open(child.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
@@ -87,6 +90,20 @@ class TritonProcess:
                     assert self._child.returncode is not None
                     return self._child.returncode
             bound_log(self._log)
+
+    def watch_children(self) -> None:
+        """From now on `wait_crippled` tells when a child ends: Triton itself does not notice that its stub is dead."""
+        if self._children is None and not self._exited.is_set():
+            children = tuple(pid for pid in members(self.pid) if pid != self.pid)
+            self._children = ExitWatch(children, lambda pid: self._crippled.set())
+
+    async def wait_crippled(self) -> None:
+        """Return once one of its children has ended; `watch_children` comes first."""
+        await self._crippled.wait()
+
+    def memory_bytes(self) -> int:
+        """Memory that it and its children hold and the kernel cannot take back; 0 once it has ended."""
+        return 0 if self._exited.is_set() else memory_bytes(self.pid)
 
     async def stop(self, grace_s: float) -> None:
         """End the process: SIGTERM, then SIGKILL for its whole group after `grace_s`. Safe to call again."""
@@ -125,6 +142,8 @@ class TritonProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         os.close(self._pidfd)
+        if self._children is not None:
+            self._children.close()
         self._child.wait()
         shared_memory.sweep(self._shm_prefix)
         self._exited.set()

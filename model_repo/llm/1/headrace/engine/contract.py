@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 CONTRACT = "headrace.engine.v1"
 
-OPS = frozenset({"events", "generate", "credit", "cancel", "ping", "stats", "run"})
+OPS = frozenset({"events", "generate", "credit", "cancel", "list", "ping", "stats", "run"})
 
 # The name, Triton datatype and numpy dtype of each column of a step. Triton does not check a Python model's
 # output dtypes, so this table is the only guard: both halves are built from it.

@@ -165,8 +165,14 @@ def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:
         "kv_cells": config.kv_cells,
         "vocabulary": facts.vocabulary,
         "pause": "run_ahead" if config.run_ahead_tokens else "native",
+        "shapes": {"prefill": config.prefill_chunk, "decode": _batch_sizes(config.slots)},
         "versions": {"headrace": _version("headrace"), **facts.versions},
     }
+
+
+def _batch_sizes(slots: int) -> list[int]:
+    """Sizes of a decoding batch to be warmed up: powers of two below all slots, and all slots."""
+    return [*(2**n for n in range(slots.bit_length()) if 2**n < slots), slots]
 
 
 def _version(package: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.engine.contract import CONTRACT
@@ -38,6 +38,11 @@ def resumed(sequence: Sequence) -> dict[str, Any]:
         "preemptions": sequence.preemptions,
         "cached_tokens": sequence.position,
     }
+
+
+def sequences(live: Iterable[int]) -> dict[str, Any]:
+    """Those of the stream's owner that have not ended."""
+    return {"type": "sequences", "seqs": list(live)}
 
 
 def refused(seq: int, error: RefusalError) -> dict[str, Any]:

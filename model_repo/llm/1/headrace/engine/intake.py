@@ -13,7 +13,7 @@ from typing import Any
 from headrace.engine.backend import Backend
 from headrace.engine.chat import ChatTemplate
 from headrace.engine.contract import OPS
-from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
+from headrace.engine.operations import Cancel, Enumerate, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Sink
 from headrace.engine.request import (
     CHAT_TEMPLATE_MISSING,
@@ -120,6 +120,8 @@ class Intake:
         if name == "cancel":
             seqs, reason = parse_cancel(document)
             return Cancel(tuple(seqs), reason)
+        if name == "list":
+            return Enumerate()
         if self._stream is None or self._stream.is_lost:
             raise RefusalError(INVALID_REQUEST, "There is no event stream to tell the outcome on.", "op")
         received = self._clock()

@@ -12,10 +12,10 @@ from typing import Any
 
 from headrace.engine.admission import AdmissionQueue
 from headrace.engine.backend import Backend
-from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed
+from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed, sequences
 from headrace.engine.lanes import Lanes
 from headrace.engine.limits import LimitWatch, passed, refusal
-from headrace.engine.operations import Cancel, Grant, OpenStream, Operation, Submit
+from headrace.engine.operations import Cancel, Enumerate, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Owner, Sink
 from headrace.engine.preemption import Paused, choose, next_look_ns
 from headrace.engine.request import ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
@@ -144,6 +144,10 @@ class EngineLoop:
                 for seq in seqs:
                     if seq in self._sequences:
                         self._finish(self._sequences[seq], reason)
+            case Enumerate():
+                owner = self._streams.owner
+                if owner is not None:
+                    owner.tell(sequences(one.id for one in self._sequences.values() if one.owner is owner))
 
     def _open(self, sink: Sink) -> None:
         if self._streams.owner is not None:

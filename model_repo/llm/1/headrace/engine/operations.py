@@ -39,4 +39,9 @@ class Cancel:
     reason: str
 
 
-Operation = OpenStream | Submit | Grant | Cancel
+@dataclass(frozen=True, slots=True)
+class Enumerate:
+    """Tell the owner which of its sequences live, in the order of everything else on its stream."""
+
+
+Operation = OpenStream | Submit | Grant | Cancel | Enumerate

@@ -181,19 +181,37 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("scheduler", "workers", "attempts", "sessions")
+    __slots__ = ("scheduler", "workers", "attempts", "sessions", "lease", "lease_age", "orphans_cancelled", "attempts_unknown")
+    class Lease(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LEASE_UNSPECIFIED: _ClassVar[GetStateResponse.Lease]
+        LEASE_HELD: _ClassVar[GetStateResponse.Lease]
+        LEASE_UNCERTAIN: _ClassVar[GetStateResponse.Lease]
+        LEASE_LOST: _ClassVar[GetStateResponse.Lease]
+    LEASE_UNSPECIFIED: GetStateResponse.Lease
+    LEASE_HELD: GetStateResponse.Lease
+    LEASE_UNCERTAIN: GetStateResponse.Lease
+    LEASE_LOST: GetStateResponse.Lease
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_AGE_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     scheduler: str
     workers: _containers.RepeatedCompositeFieldContainer[Worker]
     attempts: int
     sessions: int
-    def __init__(self, scheduler: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., attempts: _Optional[int] = ..., sessions: _Optional[int] = ...) -> None: ...
+    lease: GetStateResponse.Lease
+    lease_age: _duration_pb2.Duration
+    orphans_cancelled: int
+    attempts_unknown: int
+    def __init__(self, scheduler: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., attempts: _Optional[int] = ..., sessions: _Optional[int] = ..., lease: _Optional[_Union[GetStateResponse.Lease, str]] = ..., lease_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., orphans_cancelled: _Optional[int] = ..., attempts_unknown: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("replica", "revision", "state", "detail", "restarts", "engine_json", "pid")
+    __slots__ = ("replica", "revision", "state", "detail", "restarts", "engine_json", "pid", "started", "alive", "ready", "heard_ago", "memory_bytes", "crash_loop")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Worker.State]
@@ -219,6 +237,12 @@ class Worker(_message.Message):
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_JSON_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRASH_LOOP_FIELD_NUMBER: _ClassVar[int]
     replica: str
     revision: str
     state: Worker.State
@@ -226,4 +250,10 @@ class Worker(_message.Message):
     restarts: int
     engine_json: str
     pid: int
-    def __init__(self, replica: _Optional[str] = ..., revision: _Optional[str] = ..., state: _Optional[_Union[Worker.State, str]] = ..., detail: _Optional[str] = ..., restarts: _Optional[int] = ..., engine_json: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    started: bool
+    alive: bool
+    ready: bool
+    heard_ago: _duration_pb2.Duration
+    memory_bytes: int
+    crash_loop: bool
+    def __init__(self, replica: _Optional[str] = ..., revision: _Optional[str] = ..., state: _Optional[_Union[Worker.State, str]] = ..., detail: _Optional[str] = ..., restarts: _Optional[int] = ..., engine_json: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[bool] = ..., alive: _Optional[bool] = ..., ready: _Optional[bool] = ..., heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., crash_loop: _Optional[bool] = ...) -> None: ...
