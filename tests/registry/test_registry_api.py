@@ -245,3 +245,25 @@ async def test_a_record_that_makes_no_sense_is_left_out_and_stops_nothing(regist
     snapshot = await registry.shows(lambda s: any(a.name == "aliases/after-damage" for a in s.aliases))
     assert not any(a.name == "aliases/bad" for a in snapshot.aliases)
     assert not snapshot.replicas
+
+
+async def test_a_revision_is_not_deleted_while_a_snapshot_that_is_kept_would_bring_it_back(registry: Registry) -> None:
+    old = await registry.add("kept", slots=1)
+    await registry.shows(lambda s: any(t.revision == old for a in s.aliases for t in a.targets))
+    new = await registry.add("kept", slots=2)
+    published = await registry.shows(lambda s: any(t.revision == new for a in s.aliases for t in a.targets))
+    failure = await refused(registry.stub.DeleteRevision(pb.DeleteRevisionRequest(name=old)))
+    assert failure.reason is Reason.RESOURCE_IN_USE
+    kind, version = failure.metadata["usedBy"].split("/")
+    assert (kind, int(version) < published.version) == ("snapshots", True)
+    await registry.stub.RollBack(pb.RollBackRequest(version=int(version)))
+    failure = await refused(registry.stub.DeleteRevision(pb.DeleteRevisionRequest(name=old)))
+    assert "aliases/kept" in failure.metadata["usedBy"]
+
+
+async def test_a_revision_that_no_snapshot_named_is_deleted_and_leaves_the_next_one(registry: Registry) -> None:
+    request = pb.CreateRevisionRequest(model="models/unnamed", revision=revision())
+    name = (await registry.stub.CreateRevision(request)).revision.name
+    await registry.shows(lambda s: name in [r.name for r in s.revisions])
+    await registry.stub.DeleteRevision(pb.DeleteRevisionRequest(name=name))
+    await registry.shows(lambda s: name not in [r.name for r in s.revisions])

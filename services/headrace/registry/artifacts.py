@@ -18,8 +18,9 @@ from headrace.api.registry.v1 import resources_pb2
 from headrace.control import names
 from headrace.control.errors import Failure, Reason
 from headrace.control.resources import Artifact
+from headrace.registry import history
 from headrace.registry.audit import Change
-from headrace.registry.catalogue import artifact_key, revision_key
+from headrace.registry.catalogue import HISTORY_PREFIX, artifact_key, revision_key
 from headrace.registry.checks import checked_artifact, checked_filter, checked_revision
 from headrace.registry.records import TRIES, Listed, Records, busy, damaged, not_found, reader
 from headrace.runtime.ports import Compare, Listing
@@ -128,12 +129,13 @@ class RevisionCalls(Records):
             users = [a.name for a in _parsed(aliases, resources_pb2.Alias)
                      if any(target.revision == request.name for target in a.targets)]  # fmt: skip
             users += [r.name for r in _parsed(replicas, resources_pb2.Replica) if r.revision == request.name]
-            users += await self._kept_for(request.name)
+            users += await self._kept_for(request.name)  # after the listings: a root that moves on is noticed below
             refuse_if_used(request.name, users)
             same = [
                 Compare(key, mod_revision=found.mod_revision),
                 _unchanged("aliases/", aliases),
                 _unchanged("replicas/", replicas),
+                _unchanged(HISTORY_PREFIX, aliases),
             ]
             change = Change("DeleteRevision", request.name, message, None)
             if (await self._commit(context, change, same, deletes=[key])).succeeded:
@@ -141,8 +143,9 @@ class RevisionCalls(Records):
         raise busy(request.name)
 
     async def _kept_for(self, revision: str) -> Sequence[str]:
-        """Snapshots that are kept for a rollback and whose aliases name `revision`."""
-        return ()
+        """The newest snapshot that is published or kept for a rollback and whose aliases name `revision`."""
+        version = (await history.kept_revisions(self._store)).get(revision)
+        return () if version is None else (f"snapshots/{version}",)
 
     async def _artifact(self, name: str) -> Artifact:
         found = await self._store.get(artifact_key(name))
