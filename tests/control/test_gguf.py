@@ -207,8 +207,9 @@ def test_no_document_does_anything_else(read: Callable[[bytes], Any], document: 
             read(content)
 
 
-def test_half_a_character_fits_the_record_too() -> None:
-    assert model_facts.from_config(b'{"model_type": "a\\ud800"}').architecture == "a?"
+def test_words_fit_the_record() -> None:
+    assert model_facts.from_config(b'{"model_type": "a\\ud800\\nB"}').architecture == "ab"
+    assert model_facts.from_config(b'{"model_type": "%s"}' % (b"x" * 999)).architecture == "x" * 63
 
 
 def test_counts_fit_the_record() -> None:

@@ -23,6 +23,9 @@ HEAD_BYTES = 64 * 1024
 SIGNATURE = "model.sig"
 """Where the signature over a directory is by default."""
 
+SINGLE_FILES = ("headrace/source", "files")
+"""Label of an artifact made of single files: what lies beside them was never meant to be a part of it."""
+
 _BY_NAME = (
     ("adapter_*", FileKind.ADAPTER),
     ("hf_quant_config.json", FileKind.QUANTIZATION),

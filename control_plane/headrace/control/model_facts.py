@@ -17,7 +17,7 @@ from headrace.control.resources import ModelFacts
 TEXT_BYTES_MAX = 64 * 1024 * 1024
 """As much of a config or tokenizer as is read."""
 _COUNT_MAX = 2**32 - 1
-_TEXT_MAX = 64
+_TEXT_MAX = 63
 
 _FTYPES = (
     "f32 f16 q4_0 q4_1 q4_1 q4_2 q4_3 q8_0 q5_0 q5_1 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k "
@@ -193,5 +193,5 @@ def _count(key: str, value: object) -> int:
 
 
 def _text(value: object) -> str:
-    # JSON can hold half of a surrogate pair, and a record cannot.
-    return value[:_TEXT_MAX].lower().encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+    """A short word that a record holds: printable, and without the half characters that JSON can spell."""
+    return "".join(c for c in value[:_TEXT_MAX].lower() if c.isprintable()) if isinstance(value, str) else ""

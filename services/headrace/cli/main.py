@@ -17,6 +17,8 @@ _COMMANDS = {
     "generate": "headrace.cli.generate:generate",
     "request": "headrace.cli.request:request",
     "model": "headrace.cli.model:model",
+    "artifact": "headrace.cli.artifact:artifact",
+    "revision": "headrace.cli.revision:revision",
     "router": "headrace.cli.serve:router",
     "scheduler": "headrace.cli.serve:scheduler",
     "registry": "headrace.cli.serve:registry",

@@ -13,10 +13,11 @@ from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
 from headrace.cli.places import find
 from headrace.cli.problems import EXIT_USAGE, Problem
-from headrace.cli.registration import CALL_S, Admin, Execution, manifest, model_id
+from headrace.cli.registration import CALL_S, Admin, Execution, manifest, model_id, parse_labels
 from headrace.cli.show import Steps
 from headrace.cli.status import table
 from headrace.cli.survey import survey
+from headrace.control.resources import Labels
 
 _DEFAULT = Execution()
 
@@ -45,6 +46,8 @@ def model() -> None:
 @click.option("--kv-cells", type=click.IntRange(16), metavar="TOKENS",
               help="KV cache that all requests share. Default: context times 4, or slots/4 if more.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(0), default=0, help="Compute threads; 0 lets the Scheduler choose.")
+@click.option("--label", "labels", metavar="KEY=VALUE", multiple=True, callback=parse_labels,
+              help="Label of the artifact and of the revision; repeatable.")  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Do not wait until a worker serves it.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True,
               metavar="SECONDS", help="How long to wait for the worker.")  # fmt: skip
@@ -57,6 +60,7 @@ def add(
     slots: int,
     kv_cells: int | None,
     threads: int,
+    labels: Labels,
     no_wait: bool,
     timeout_s: float,
 ) -> None:
@@ -77,19 +81,24 @@ def add(
             file,
             chat_template=chat_template,
             expected=expected,
+            labels=labels,
             progress=lambda done, size: steps.percent("check", "SHA-256", done, size),
         )
-        steps.done("check", f"SHA-256 {files.files[0].sha256[:12]}...")
+        steps.done("check", f"SHA-256 {_weights(files).sha256[:12]}...")
         steps.begin("register", alias)
         artifact = admin.create_artifact(files)
         kind = resources_pb2.Execution.ENGINE_LLAMACPP
-        revision = admin.add(name=alias, engine=kind, execution=execution, artifact=artifact)
+        revision = admin.add(name=alias, engine=kind, execution=execution, artifact=artifact, labels=labels)
         steps.done("register", revision)
         if not no_wait:
             steps.begin("load", "waiting for a Scheduler")
             replica = admin.wait_ready(revision, timeout_s, lambda text: steps.note("load", text))
             steps.done("load", f"served by {replica}")
     click.echo(revision)
+
+
+def _weights(artifact: resources_pb2.Artifact) -> resources_pb2.ArtifactFile:
+    return next(file for file in artifact.files if file.kind == resources_pb2.ArtifactFile.KIND_WEIGHTS)
 
 
 @model.command("list", short_help="List aliases and the revisions behind them.")

@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import grpc
 
+from headrace.adapters.route_codec import artifact_to_proto
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import registry_service_pb2_grpc as pb_grpc
 from headrace.api.registry.v1 import resources_pb2
+from headrace.cli.manifests import Source, hash_files, make
 from headrace.cli.problems import EXIT_USAGE, Problem, from_rpc
-from headrace.cli.weights import check_digest, check_gguf, sha256
+from headrace.cli.weights import check_digest, check_gguf
 from headrace.control import names
+from headrace.control.resources import FileKind, Labels
 from headrace.rpc.channels import CLIENT_OPTIONS
 
 CALL_S = 15.0
@@ -38,6 +42,9 @@ class Execution:
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     run_ahead_tokens: int = 0
+    tensor_parallel: int = 0
+    pipeline_parallel: int = 0
+    device: str = ""
 
     def to_proto(self, engine: resources_pb2.Execution.Engine) -> resources_pb2.Execution:
         """As the Registry stores it."""
@@ -51,6 +58,9 @@ class Execution:
             synthetic_prefill_tokens_per_s=self.prefill_tokens_per_s,
             synthetic_decode_tokens_per_s=self.decode_tokens_per_s,
             run_ahead_tokens=self.run_ahead_tokens,
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            device=self.device,
         )
 
 
@@ -82,19 +92,68 @@ class Admin:
             return self.stub.GetSnapshot(pb.GetSnapshotRequest(), timeout=CALL_S)
 
     def add(
-        self, *, name: str, engine: resources_pb2.Execution.Engine, execution: Execution, artifact: str = ""
+        self,
+        *,
+        name: str,
+        engine: resources_pb2.Execution.Engine,
+        execution: Execution,
+        artifact: str = "",
+        labels: Labels = (),
     ) -> str:
         """Create the revision and point the alias `name` at it; returns the revision's name."""
-        revision = resources_pb2.Revision(artifact=artifact, execution=execution.to_proto(engine))
-        with self.errors():
-            stored = self.stub.CreateRevision(
-                pb.CreateRevisionRequest(model=f"models/{name}", revision=revision), timeout=CALL_S
-            ).revision.name
-            alias = resources_pb2.Alias(
-                name=f"aliases/{name}", targets=[resources_pb2.AliasTarget(revision=stored, weight=1)]
-            )
-            self.stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_S)
+        revision = resources_pb2.Revision(artifact=artifact, execution=execution.to_proto(engine), labels=dict(labels))
+        stored = self.create_revision(name, revision)
+        self.set_alias(name, stored)
         return stored
+
+    def create_revision(self, model: str, revision: resources_pb2.Revision) -> str:
+        """Register a revision of `model` (an id); returns its name."""
+        request = pb.CreateRevisionRequest(model=f"models/{model}", revision=revision)
+        with self.errors():
+            return self.stub.CreateRevision(request, timeout=CALL_S).revision.name
+
+    def set_alias(self, name: str, revision: str) -> None:
+        """Point the alias `name` (an id) at one revision."""
+        target = resources_pb2.AliasTarget(revision=revision, weight=1)
+        alias = resources_pb2.Alias(name=f"aliases/{name}", targets=[target])
+        with self.errors():
+            self.stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_S)
+
+    def artifact(self, name: str) -> resources_pb2.Artifact:
+        """The artifact of that name, or of its digest's first 12 digits."""
+        with self.errors():
+            return self.stub.GetArtifact(pb.GetArtifactRequest(name=full_artifact(name)), timeout=CALL_S).artifact
+
+    def artifacts(self, labels: Mapping[str, str]) -> list[resources_pb2.Artifact]:
+        """All artifacts with these labels, page by page."""
+        found: list[resources_pb2.Artifact] = []
+        token = ""
+        while True:
+            request = pb.ListArtifactsRequest(page_token=token, labels=labels)
+            with self.errors():
+                page = self.stub.ListArtifacts(request, timeout=CALL_S)
+            found += page.artifacts
+            token = page.next_page_token
+            if not token:
+                return found
+
+    def revision(self, name: str) -> resources_pb2.Revision:
+        """The revision of that name."""
+        with self.errors():
+            return self.stub.GetRevision(pb.GetRevisionRequest(name=name), timeout=CALL_S).revision
+
+    def revisions(self, model: str, labels: Mapping[str, str]) -> list[resources_pb2.Revision]:
+        """All revisions with these labels, of one model (an id) or all, page by page."""
+        found: list[resources_pb2.Revision] = []
+        token = ""
+        while True:
+            request = pb.ListRevisionsRequest(page_token=token, labels=labels, model=f"models/{model}" if model else "")
+            with self.errors():
+                page = self.stub.ListRevisions(request, timeout=CALL_S)
+            found += page.revisions
+            token = page.next_page_token
+            if not token:
+                return found
 
     def create_artifact(self, manifest: resources_pb2.Artifact) -> str:
         """Register a manifest; returns the artifact's name."""
@@ -125,30 +184,47 @@ class Admin:
 
 
 def manifest(
-    weights: Path, *, chat_template: Path | None, expected: str, progress: Callable[[int, int], None] | None = None
+    weights: Path,
+    *,
+    chat_template: Path | None,
+    expected: str,
+    labels: Labels = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> resources_pb2.Artifact:
-    """Check and hash a model's files.
+    """Check, hash and read a model's files.
 
     Raises:
-        Problem: a file is missing, not a GGUF, or not the one with the expected SHA-256.
+        Problem: a file is missing, damaged, not a GGUF, or not the one with the expected SHA-256.
     """
     weights = weights.expanduser().resolve()
     check_gguf(weights)
-    digest = sha256(weights, progress)
-    if expected:
-        check_digest(weights, digest, expected)
-    found = [(weights, digest, resources_pb2.ArtifactFile.KIND_WEIGHTS)]
+    kinds = {weights: FileKind.WEIGHTS}
     if chat_template is not None:
-        chat_template = chat_template.expanduser().resolve()
-        found.append((chat_template, sha256(chat_template), resources_pb2.ArtifactFile.KIND_CHAT_TEMPLATE))
-    location = Path(os.path.commonpath([path.parent for path, _, _ in found]))
-    files = [
-        resources_pb2.ArtifactFile(
-            path=path.relative_to(location).as_posix(), size=path.stat().st_size, sha256=text, kind=kind
-        )
-        for path, text, kind in sorted(found)
-    ]
-    return resources_pb2.Artifact(files=files, location=str(location))
+        kinds[chat_template.expanduser().resolve()] = FileKind.CHAT_TEMPLATE
+    location = Path(os.path.commonpath([path.parent for path in kinds]))
+    below = {path: path.relative_to(location).as_posix() for path in kinds}
+    states = hash_files({below[path]: path for path in kinds}, progress)
+    if expected:
+        check_digest(weights, states[below[weights]].sha256, expected)
+    found = Source(location, {below[path]: path for path in kinds}, whole=False)
+    made = make(found, states=states, kinds={below[path]: kind for path, kind in kinds.items()}, labels=labels)
+    return artifact_to_proto(made)
+
+
+def parse_labels(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Labels:
+    """Callback of --label: "key=value", each key once."""
+    found: dict[str, str] = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not equals or not key or key in found:
+            raise click.BadParameter(f"{text!r} must be KEY=VALUE, each key once", context, parameter)
+        found[key] = value
+    return tuple(sorted(found.items()))
+
+
+def full_artifact(name: str) -> str:
+    """Make "artifacts/0123456789ab" of that, of "0123456789ab", or of a whole digest."""
+    return names.artifact(name.removeprefix("artifacts/"))
 
 
 def model_id(name: str | None, path: Path) -> str:

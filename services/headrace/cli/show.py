@@ -6,11 +6,13 @@ so that standard output stays the result.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
@@ -99,3 +101,8 @@ class Steps:
             seconds = time.monotonic() - step.started if step.seconds is None else step.seconds
             table.add_row(mark, step.name, Text(f"{seconds:5.1f} s", "dim"), Text(step.detail, overflow="ellipsis"))
         return Group(table)
+
+
+def print_json(document: object) -> None:
+    """The result as JSON, on standard output."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))

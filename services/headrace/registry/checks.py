@@ -11,6 +11,7 @@ from headrace.adapters import route_codec
 from headrace.adapters.route_codec import BadRecord
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control import names
+from headrace.control.compatibility import incompatibilities
 from headrace.control.errors import InvalidRequest, Violation
 from headrace.control.resources import (
     Alias,
@@ -119,6 +120,8 @@ def checked_revision(
         raise InvalidRequest((Violation("revision.policy", str(error)),)) from None
     _check_execution(wrong, revision.execution)
     _check_policy(wrong, revision.policy, revision.execution)
+    for reason in incompatibilities(artifact, revision.execution):
+        wrong.unless(False, f"revision.{reason.field}", reason.description)
     if revision.execution.engine is Engine.LLAMACPP:
         has_weights = artifact is not None and artifact.file_of(FileKind.WEIGHTS) is not None
         wrong.unless(has_weights, "revision.artifact", "must name an artifact with weights")
