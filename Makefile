@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim bench-path clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ contract: setup-dev ## Measure slow readers, cancels, killed clients and broken 
 
 sim: setup-dev ## Run 100,000 seeded simulations of a request's life; ARGS='--seed 7 --trace' tells one
 	PYTHONPATH=tests $(BIN)/python -m sim $(ARGS)
+
+faults: setup-dev ## Break etcd, the network, the leader and the clock under load; ARGS='--only killed' for some
+	$(BIN)/python tests/faults/run.py $(ARGS)
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py

@@ -142,6 +142,7 @@ class PrefixWatch:
             except* Failure as failures:
                 failed = _first(failures)
             if failed is not None:  # not inside `except*`: before Python 3.11.4 that wraps it in a group again
+                _raise_if_cancelled()
                 raise failed
 
     async def _read(self, stream: EtcdStream) -> None:
@@ -202,6 +203,13 @@ class PrefixWatch:
     def _note(self, relist: Relist) -> None:
         self._last_relist = relist.reason
         get_logger().info("store_relist", prefix=self._prefix, reason=relist.reason)
+
+
+def _raise_if_cancelled() -> None:
+    """A TaskGroup whose task fails forgets that it was cancelled in the same moment (before Python 3.13)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _first(failures: BaseExceptionGroup[Failure]) -> Failure:

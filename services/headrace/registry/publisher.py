@@ -118,6 +118,7 @@ class Publisher:
     def _on_reset(self, listing: Listing) -> None:
         if listing.incarnation != self._catalogue.incarnation:
             self._hold = None
+            self._leader_epoch = 0  # revisions begin anew: another's epoch may be the same number
         self._catalogue.reset(listing)
         self._wake.set()
 
