@@ -30,6 +30,8 @@ class Api:
     store: EtcdStore
     stub: Any
     other: Any
+    endpoint: str
+    """host:port of the first."""
 
     async def artifact(self, size: int = 5, **fields: Any) -> str:
         request = pb.CreateArtifactRequest(artifact=artifact(size, **fields))
@@ -77,18 +79,18 @@ async def refused(call: Awaitable[Any]) -> Failure:
 async def serving(store: EtcdStore, **options: Any) -> AsyncIterator[Api]:
     """Serve the API twice over `store` while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
-        stubs = [await _serve(stack, store, options) for _ in range(2)]
-        yield Api(store, *stubs)
+        (stub, endpoint), (other, _) = [await _serve(stack, store, options) for _ in range(2)]
+        yield Api(store, stub, other, endpoint)
 
 
-async def _serve(stack: contextlib.AsyncExitStack, store: EtcdStore, options: dict[str, Any]) -> Any:
+async def _serve(stack: contextlib.AsyncExitStack, store: EtcdStore, options: dict[str, Any]) -> tuple[Any, str]:
     server = Server("127.0.0.1:0")
     server.add(pb.DESCRIPTOR.services_by_name["RegistryService"], RegistryService(store, **options))
     await server.start()
     stack.push_async_callback(server.stop, 0)
     channel = grpc.aio.insecure_channel(server.endpoint, options=CLIENT_OPTIONS)
     stack.push_async_callback(channel.close)
-    return pb_grpc.RegistryServiceStub(channel)
+    return pb_grpc.RegistryServiceStub(channel), server.endpoint
 
 
 def names(resources: Sequence[Any]) -> list[str]:

@@ -19,6 +19,7 @@ from headrace.adapters.route_codec import artifact_to_proto
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import registry_service_pb2_grpc as pb_grpc
 from headrace.api.registry.v1 import resources_pb2
+from headrace.cli.actor import with_actor
 from headrace.cli.manifests import Source, hash_files, make
 from headrace.cli.problems import EXIT_USAGE, Problem, from_rpc
 from headrace.cli.weights import check_digest, check_gguf
@@ -70,7 +71,7 @@ class Admin:
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-        self.stub = pb_grpc.RegistryServiceStub(self._channel)
+        self.stub = pb_grpc.RegistryServiceStub(with_actor(self._channel))
 
     def __enter__(self) -> Admin:
         return self
