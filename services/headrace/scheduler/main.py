@@ -29,6 +29,7 @@ from headrace.scheduler.metrics import make_registry
 from headrace.scheduler.relay import Relay
 from headrace.scheduler.service import SchedulerService
 from headrace.scheduler.settings import SchedulerSettings
+from headrace.scheduler.signatures import required_signatures
 from headrace.scheduler.vitals import Vitals
 from headrace.scheduler.worker import Identity
 from headrace.triton import shared_memory
@@ -142,7 +143,7 @@ class _Scheduler:
             state_dir=state_dir,
             model_repository=settings.model_repository,
             threads=settings.threads,
-            verifier=ArtifactVerifier(state_dir),
+            verifier=ArtifactVerifier(state_dir, required_signatures(settings)),
         )
         return Fleet(settings, identity=self._identity, machine=machine, relay=self._relay, records=self._membership)
 

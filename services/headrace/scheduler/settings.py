@@ -53,6 +53,12 @@ class SchedulerSettings(EtcdSettings):
     state_dir: Path = Field(
         Path("~/.local/state/headrace"), description="Workers' logs and configs, and which artifacts were verified."
     )
+    signature_policy: Literal["off", "required"] = Field(
+        "off", description="required: load only artifacts whose signature over all files is good by 'signature_key'."
+    )
+    signature_key: Path | None = Field(
+        None, description="PEM file of the elliptic-curve public key that artifacts must be signed with."
+    )
     threads: int = Field(
         0,
         description="Compute threads of an engine whose revision leaves it open; 0: all cores of a machine with up to "
