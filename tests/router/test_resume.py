@@ -268,3 +268,22 @@ async def test_a_drain_ends_a_request_that_nobody_reads() -> None:
             await draining
         assert dispatch.attempt == cancel.attempt
         assert len(h.service.sessions) == 0
+
+
+async def test_a_reader_that_was_taken_over_confirms_nothing_any_more() -> None:
+    async with running(credit_window_tokens=8) as h:
+        first = await h.interactive(**CONTINUE)
+        dispatch = await h.admitted()
+        name = (await first.read()).request
+        await h.scheduler.deltas(dispatch.attempt, *"abcdefgh")
+        await first.read()
+        (session,) = h.service.sessions
+        old = session.reader
+        assert old is not None
+        second = await resume_interactive(h, name, 1)
+        assert (await second.read()).delta.text == "abcdefgh"
+        session.acknowledge(old, 2)
+        assert h.scheduler.credits.empty()
+        await second.write(pb.ClientFrame(acknowledge=pb.Acknowledge(sequence=2)))
+        assert (await soon(h.scheduler.credits)).limit == 16
+        second.cancel()

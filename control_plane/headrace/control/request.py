@@ -75,29 +75,6 @@ class Terms:
 class RequestMachine:
     """See the module. Invariants: at most one attempt runs; nothing is told after the terminal event."""
 
-    __slots__ = (
-        "_early",
-        "_end",
-        "_has_news",
-        "_is_running",
-        "_is_told",
-        "_notice_due",
-        "_pending",
-        "_terms",
-        "_was_accepted",
-        "budget",
-        "cached",
-        "detached_at",
-        "dropped",
-        "holdings",
-        "late",
-        "log_is_full",
-        "record",
-        "sequence",
-        "window",
-        "writing_since",
-    )
-
     def __init__(self, budget: Budget, window: CreditWindow, terms: Terms, ledger: ResourceLedger) -> None:
         self.record = RequestRecord(received_at=budget.received_at)
         self.budget = budget

@@ -127,7 +127,7 @@ class Call:
             self.break_off(frame.failure)
         elif kind == "acknowledge":
             self._metrics.acknowledgements += 1
-            session.acknowledge(frame.acknowledge.sequence)
+            session.acknowledge(self, frame.acknowledge.sequence)
         elif kind == "cancel":
             session.cancel()
         else:

@@ -210,8 +210,10 @@ class Session:
         if window.granted - window.taken <= window.low:
             self._grant()
 
-    def acknowledge(self, sequence: int) -> None:
-        """The reader confirms all events up to `sequence`."""
+    def acknowledge(self, reader: SessionReader, sequence: int) -> None:
+        """The reader confirms all events up to `sequence`; one whose stream was taken over confirms nothing."""
+        if reader is not self.reader:
+            return
         self.machine.window.acknowledge(sequence)
         self._grant()
 
