@@ -5,6 +5,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import time
 import urllib.request
 
 import grpc
@@ -15,6 +16,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.registry.v1 import resources_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.resources import Artifact, ArtifactFile, Engine, Execution, FileKind, ReplicaState, Revision
+from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.scheduler import fleet
 from headrace.scheduler.engine_run import engine_config
 from headrace.scheduler.relay import Relay
@@ -71,7 +73,7 @@ async def test_a_killed_triton_ends_its_attempts_truthfully_and_comes_back_under
         assert worker.restarts == 1
 
 
-async def test_a_stub_that_dies_alone_is_noticed_by_its_silence(tmp_path):
+async def test_a_stub_that_dies_alone_is_noticed_at_once_though_triton_says_nothing(tmp_path):
     async with cluster(tmp_path) as running:
         await running.publish(SLOW)
         first = await running.replica(SLOW, ReplicaState.READY)
@@ -80,8 +82,10 @@ async def test_a_stub_that_dies_alone_is_noticed_by_its_silence(tmp_path):
             await router.until(lambda: router.heard[attempt].tokens)
             (worker,) = (await running.state()).workers
             (stub,) = children(worker.pid) - {worker.pid}
+            killed_at = time.monotonic()
             os.kill(stub, signal.SIGKILL)
             assert (await router.end_of(attempt, 10)).reason == inference_pb2.FINISH_REASON_INTERRUPTED
+            assert time.monotonic() - killed_at < SILENCE_MAX_S / 2
             await running.replica(SLOW, ReplicaState.READY, other_than=first.epoch)
 
 

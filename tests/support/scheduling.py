@@ -8,9 +8,10 @@ import itertools
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -55,14 +56,30 @@ class Cluster:
     task: asyncio.Task[None]
     workspace: Path
 
-    async def publish(self, *revisions: Revision, artifacts: tuple[Artifact, ...] = ()) -> RoutingSnapshot:
-        """Publish a snapshot whose aliases name exactly these revisions."""
+    async def publish(
+        self,
+        *revisions: Revision,
+        artifacts: tuple[Artifact, ...] = (),
+        kept: tuple[Revision, ...] = (),
+        moved: Mapping[str, Revision] = MappingProxyType({}),
+        replicas: tuple[Replica, ...] = (),
+    ) -> RoutingSnapshot:
+        """Publish a snapshot whose aliases name exactly these revisions.
+
+        Args:
+            artifacts: their artifacts.
+            kept: revisions that are still known and that no alias names.
+            moved: further aliases, and what they name now.
+            replicas: what is told of replicas; the Scheduler itself puts its own elsewhere.
+        """
+        aliases = {revision.model: revision for revision in revisions} | dict(moved)
         snapshot = RoutingSnapshot(
             incarnation=(await self.store.head()).incarnation,
             version=next(_versions),
             artifacts=artifacts,
-            revisions=revisions,
-            aliases=tuple(Alias(f"aliases/{r.model}", (AliasTarget(r.name, 1),)) for r in revisions),
+            revisions=(*revisions, *kept),
+            aliases=tuple(Alias(f"aliases/{name}", (AliasTarget(r.name, 1),)) for name, r in aliases.items()),
+            replicas=replicas,
         )
         await store_snapshot(self.store, snapshot)
         return snapshot

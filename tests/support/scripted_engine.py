@@ -4,8 +4,8 @@ async with scripted_engine() as engine:      engine.target is what a Scheduler a
     await engine.tell({"type": "admitted", ...})
     engine.asked("cancel")                   the documents of the operations that came
 
-It is alive until told otherwise. `swallow` names operations that get their receipt and have no effect, `hold` those
-that do not even get a receipt until `release` is set.
+It is alive until told otherwise, and declares no shapes; `identity` adds to what its hello says of it. `swallow` names
+operations that get their receipt and have no effect, `hold` those without even a receipt until `release` is set.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ def response(tensors: Iterable[tuple[str, Any]], *, request_id: str = "", final:
 class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
     """The server's side of one engine. `streams` counts the event streams that were opened."""
 
-    def __init__(self, *, slots: int = 4, first_number: int = 1) -> None:
+    def __init__(self, *, slots: int = 4, first_number: int = 1, **identity: Any) -> None:
         self.target = ""
         self.streams = 0
         self.swallow: frozenset[str] = frozenset()
         self.hold: frozenset[str] = frozenset()
         self.release = asyncio.Event()
         self._slots = slots
+        self._identity = identity
         self._first_number = first_number
         self._number = 0
         self._events: Any = None
@@ -106,7 +107,13 @@ class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.streams += 1
         self._events = context
         self._number = self._first_number - 1
-        identity = {"revision": REVISION, "slots": self._slots, "kv_cells": 1000, "context_tokens": 100}
+        identity = {
+            "revision": REVISION,
+            "slots": self._slots,
+            "kv_cells": 1000,
+            "context_tokens": 100,
+            **self._identity,
+        }
         await self.tell({"type": "hello", "contract": CONTRACT, "engine": identity, "incarnation": str(self.streams)})
 
     async def live(self) -> None:

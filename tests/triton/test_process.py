@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from headrace.triton import process, shared_memory
+from headrace.triton.group import members
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, prepare_triton
 
@@ -122,6 +124,51 @@ async def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path)
     await triton.stop(grace_s=0.2)
     assert triton.returncode == -signal.SIGKILL
     await until(lambda: not group_members(triton.pid))
+
+
+STUBBORN = """
+import signal, time
+class TritonPythonModel:
+    def initialize(self, args):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    def execute(self, requests):
+        return None
+    def finalize(self):
+        while True:
+            time.sleep(1)
+"""
+
+
+async def test_a_stub_that_does_not_end_and_ignores_sigterm_is_killed_with_its_server(tmp_path):
+    planned = plan(tmp_path)
+    (planned.model_repository / "llm" / "1" / "model.py").write_text(STUBBORN)
+    triton = start_triton(planned)
+    await ready(triton)
+    assert len(group_members(triton.pid)) >= 2
+    began = time.monotonic()
+    await triton.stop(grace_s=1.0)
+    assert 0.9 < time.monotonic() - began < 3.0
+    assert triton.has_exited
+    await until(lambda: not group_members(triton.pid))
+    assert not list(shared_memory.DIRECTORY.glob(triton._shm_prefix + "*"))
+
+
+async def test_a_child_that_ends_is_told_at_once(tmp_path):
+    triton = start_triton(plan(tmp_path))
+    await ready(triton)
+    assert triton.memory_bytes() > 5 << 20
+    triton.watch_children()
+    (stub,) = (pid for pid in members(triton.pid) if pid != triton.pid)
+    told = asyncio.create_task(triton.wait_crippled())
+    await asyncio.sleep(0)
+    assert not told.done()
+    os.kill(stub, signal.SIGKILL)
+    async with asyncio.timeout(1):
+        await told
+    assert not triton.has_exited
+    await triton.stop(grace_s=0.5)
+    assert triton.memory_bytes() == 0
 
 
 SCHEDULER = """

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 _HERE = str(Path(__file__).resolve().parent)
-if _HERE not in sys.path:
-    # `headrace` is a namespace package: this directory adds the portion `headrace.engine` to whatever is installed.
-    sys.path.insert(0, _HERE)
+# `headrace` is a namespace package: this directory adds the portion `headrace.engine` to whatever is installed. First,
+# not where Triton puts it, at the end: an engine of another version that is installed beside it must not hide it.
+sys.path.insert(0, _HERE)
 # How long ggml's OpenMP workers spin at a barrier before they sleep. Libgomp's default, about a millisecond, takes the
 # cores of Triton, Scheduler and Router; not to spin at all costs llama.cpp half its speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

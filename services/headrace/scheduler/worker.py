@@ -176,15 +176,16 @@ class Worker:
         else:
             assert self._revision is not None
             step = self._run.launch(self._revision, self._artifact())
-        return await self._or_drain(step, WorkerEvent.LOADED, self._limits.start_s)
+        event = await self._or_drain(step, WorkerEvent.LOADED, self._limits.start_s)
+        if event[0] is WorkerEvent.LOADED:
+            self.hello = self._run.hello
+            self.revision = str(self.hello.get("revision") or "")
+        return event
 
     async def _warm(self) -> tuple[WorkerEvent, str]:
         assert self._run is not None
-        self.hello = self._run.hello
-        said = str(self.hello.get("revision") or "")
-        if not said:
+        if not self.revision:
             return WorkerEvent.LOST, "the engine does not say which revision it serves"
-        self.revision = said
         event = await self._or_drain(self._run.warm_up(), WorkerEvent.WARMED, self._limits.warm_up_s)
         if event[0] is WorkerEvent.WARMED:
             self._open()
