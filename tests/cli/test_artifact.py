@@ -223,6 +223,23 @@ async def test_names_that_are_not_known(headrace: Command) -> None:
     assert (await headrace("artifact", "list", "--label", "nothing")).code == 2
 
 
+async def test_lists_go_on_behind_the_first_page(headrace: Command, registry: Registry) -> None:
+    kind = resources_pb2.ArtifactFile.KIND_WEIGHTS
+    for index in range(101):
+        file = resources_pb2.ArtifactFile(path="m", size=index, sha256="ab" * 32, kind=kind)
+        made = resources_pb2.Artifact(files=[file], location="/m", labels={"many": "yes"})
+        await registry.stub.CreateArtifact(pb.CreateArtifactRequest(artifact=made))
+        execution = resources_pb2.Execution(
+            engine=resources_pb2.Execution.ENGINE_SYNTHETIC, context_tokens=16, slots=1, kv_cells=16 + index
+        )
+        revision = resources_pb2.Revision(execution=execution)
+        await registry.stub.CreateRevision(pb.CreateRevisionRequest(model="models/many", revision=revision))
+    artifacts = json.loads((await headrace("artifact", "list", "--label", "many=yes")).out)
+    assert len({a["name"] for a in artifacts}) == 101
+    revisions = json.loads((await headrace("revision", "list", "--model", "many")).out)
+    assert len({r["name"] for r in revisions}) == 101
+
+
 async def test_a_revision_is_created_listed_and_pointed_at(
     headrace: Command, registry: Registry, tmp_path: Path
 ) -> None:

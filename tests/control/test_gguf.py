@@ -76,6 +76,7 @@ HEAD = b"GGUF" + struct.pack("<I", 3)
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IQ", 8, 2**63), "middle"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 10, 2**64 - 1), "middle"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 8, 2**64 - 1), "strings"),
+        (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQQ", 9, 8, 1, 2**63), "middle"),
         (HEAD + struct.pack("<QQ", 0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "elements of type 9"),
         (HEAD + struct.pack("<QQ", 0, 2) + (text("k") + struct.pack("<II", 4, 1)) * 2, "twice"),
         (HEAD + struct.pack("<QQQ", 0, 1, 2) + b"\xff\xfe" + bytes(9), "UTF-8"),
