@@ -186,6 +186,25 @@ async def test_a_use_that_is_written_after_the_look_fails_the_deletion(
     assert await api.audit(resource=name) == (await api.audit())[-1:], "a deletion that did not happen is no record"
 
 
+async def test_a_snapshot_that_becomes_a_kept_one_after_the_look_makes_it_look_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await api.revision()
+    commit, tries = EtcdStore.txn, 0
+
+    async def txn(store: Any, compares: Any, puts: Any = (), deletes: Any = (), **options: Any) -> Any:
+        nonlocal tries
+        if any(key.startswith("revisions/") for key in deletes):
+            tries += 1
+            if tries == 1:
+                await commit(store, [], [type(puts[0])("history/1", b"")])
+        return await commit(store, compares, puts, deletes, **options)
+
+    monkeypatch.setattr(EtcdStore, "txn", txn)
+    await api.stub.DeleteRevision(delete_revision(name))
+    assert tries == 2
+
+
 async def test_unrelated_writes_delay_a_deletion_and_do_not_prevent_it(api: Api) -> None:
     name, other = await api.revision("m", slots=1), await api.revision("m", slots=2)
     stop = asyncio.Event()

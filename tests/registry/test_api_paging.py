@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.api.registry.v1 import registry_service_pb2 as pb
@@ -77,6 +77,9 @@ async def test_a_token_continues_its_own_request_only(api: Api) -> None:
         assert (failure.reason, failure.field) == (Reason.INVALID_REQUEST, "page_token")
 
 
+@settings(deadline=None)
+@example("=", "ListAliases", {}, "k")
+@example("==", "ListAliases", {}, "ke")
 @given(st.text(), st.text(), st.dictionaries(st.text(), st.text()), st.text(min_size=1))
 def test_a_token_is_read_back_and_no_text_passes_for_one(text: str, listing: str, filters: Any, key: str) -> None:
     token = paging.make_token(listing, filters, key)
