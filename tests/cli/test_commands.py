@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.registration import Admin
 from headrace.cli.weights import default_model
 from support.stack import COMMAND, MODEL, SYNTHETIC, RunningStack
 
@@ -110,6 +111,29 @@ def test_a_model_is_added_used_listed_and_removed(stack: RunningStack, tmp_path:
     assert removed.returncode == 0, removed.stderr
     assert stack.run("model", "remove", "second").returncode == 2
     assert stack.run("generate", "x", "--model", "second").returncode == 2
+
+
+def test_an_artifact_becomes_a_revision_that_serves(stack: RunningStack, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(default_model(lambda _terms: None))
+    (tmp_path / "README.md").write_text("made by a test")
+    created = stack.run("artifact", "create", str(tmp_path), "--label", "made-by=test", timeout_s=60)
+    assert created.returncode == 0, created.stderr
+    artifact = created.stdout.strip()
+    facts = json.loads(stack.run("artifact", "show", artifact).stdout)["facts"]
+    assert (facts["architecture"], facts["weight_type"], facts["layers"]) == ("gemma3", "q4_k_m", 18)
+    refused = stack.run("revision", "create", "third", "--artifact", artifact, "--context", "40000")
+    assert refused.returncode == 2
+    assert "at most 32768" in refused.stderr
+    options = ["--artifact", artifact, "--context", "512", "--slots", "2", "--kv-cells", "1024", "--alias", "third"]
+    made = stack.run("revision", "create", "third", *options)
+    assert made.returncode == 0, made.stderr
+    with Admin(stack.registry) as admin:
+        admin.wait_ready(made.stdout.strip(), 100, lambda _text: None)
+    answer = stack.run("generate", "One, two, three,", "--model", "third", "--max-tokens", "4")
+    assert answer.returncode == 0, answer.stderr
+    assert made.stdout.strip() in answer.stderr
+    assert stack.run("artifact", "verify", artifact, timeout_s=60).returncode == 0
+    assert stack.run("model", "remove", "third").returncode == 0
 
 
 @pytest.mark.parametrize(
