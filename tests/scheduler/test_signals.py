@@ -19,6 +19,7 @@ from headrace.control.resources import Replica, ReplicaState
 from headrace.rpc.channels import internal_channel
 from headrace.runtime import membership
 from headrace.scheduler import main
+from headrace.triton import engine_client
 from support.scheduling import Cluster, RawRouter, cluster, synthetic
 from support.scripted_engine import REVISION, admitted, finished, scripted_engine
 
@@ -152,6 +153,23 @@ async def test_a_warm_up_that_takes_too_long_is_a_failed_worker(tmp_path):
     ):
         failed = await running.replica(Named, ReplicaState.FAILED)
         assert failed.detail == "it was not warmed within 0.5 s"
+
+
+async def test_a_warm_up_step_may_take_longer_than_a_living_engine_may_be_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_client, "SILENCE_MAX_S", 1.0)
+    monkeypatch.setattr(engine_client, "RECEIPT_MAX_S", 1.0)
+    async with (
+        scripted_engine(**SHAPES) as engine,
+        cluster(tmp_path, attach=(engine.target,), engines=()) as running,
+    ):
+        await engine.until(lambda: engine.asked("generate"))
+        engine.is_mute = True
+        await asyncio.sleep(2.5)
+        assert (await only_worker(running)).state == pb.Worker.STATE_WARMING
+        await warm(engine)
+        await running.replica(Named, ReplicaState.READY)
+        assert engine.streams == 1
+        await running.replica(Named, ReplicaState.FAILED, timeout_s=5)  # and then it is death
 
 
 async def test_a_real_engine_runs_its_shapes_and_says_so(tmp_path):

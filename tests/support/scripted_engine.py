@@ -49,6 +49,8 @@ class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.swallow: frozenset[str] = frozenset()
         self.hold: frozenset[str] = frozenset()
         self.release = asyncio.Event()
+        self.is_mute = False
+        """Whether it says nothing of itself, as one does that is in a long step."""
         self._slots = slots
         self._identity = identity
         self._first_number = first_number
@@ -120,7 +122,7 @@ class ScriptedEngine(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Say so, twice a second."""
         while True:
             await asyncio.sleep(0.5)
-            if self._events is not None:
+            if self._events is not None and not self.is_mute:
                 with contextlib.suppress(Exception):
                     await self.tell({"type": "alive", "stats": {}})
 

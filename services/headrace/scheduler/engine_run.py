@@ -169,7 +169,9 @@ class EngineRun:
         if declared is None:
             return ""
         self._sink.warming = WarmUp(client, declared)
+        client.is_patient = True
         said = await self._sink.warming.run()
+        client.is_patient = False
         self._sink.warming = None
         return said
 

@@ -81,6 +81,9 @@ class EngineClient:
         """The engine's own description, from the hello event."""
         self.stats: Mapping[str, Any] = {}
         """The newest statistics that came with an `alive` event."""
+        self.is_patient = False
+        """While it warms up a step may take as long as it takes: silence is no death, its end is. Who sets it has a
+        deadline."""
         self.messages = 0
         """Responses read from the event stream."""
         self.heard_at = time.monotonic()
@@ -326,6 +329,9 @@ class EngineClient:
             self._heard = False
             if self._condemned:
                 raise EngineLost(self._condemned)
+            if self.is_patient:
+                silent = overdue = 0
+                continue
             if silent * _WATCH_S >= SILENCE_MAX_S:
                 raise EngineLost(f"the engine was silent for {SILENCE_MAX_S:g} s")
             oldest = next(iter(self._receipts.values()), None)  # entered in the order of their due times
