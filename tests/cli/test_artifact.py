@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,6 +359,30 @@ async def test_hashing_tells_its_progress_and_a_file_that_fails_ends_it(tmp_path
     files["gone"] = tmp_path / "gone"
     with pytest.raises(Problem, match="cannot read"):
         manifests.hash_files(files)
+
+
+async def test_files_are_hashed_side_by_side_and_no_more_than_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests.os, "cpu_count", lambda: 3)
+    together = threading.Barrier(3, timeout=20)  # breaks unless three are hashed at a time
+    running, most, lock, hash_one = [0], [0], threading.Lock(), manifests._hash
+
+    def counted(*arguments: Any) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        together.wait()
+        with lock:
+            running[0] -= 1
+        return hash_one(*arguments)
+
+    monkeypatch.setattr(manifests, "_hash", counted)
+    files = {str(index): tmp_path / str(index) for index in range(9)}
+    for file in files.values():
+        file.write_bytes(b"x")
+    assert len(manifests.hash_files(files)) == 9
+    assert most[0] == 3
 
 
 @pytest.mark.parametrize(
