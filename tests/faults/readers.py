@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
@@ -87,7 +88,13 @@ class Reader:
 class Twin:
     """Keeps everything below a prefix, and which events it was told. Use it as `async with`."""
 
-    def __init__(self, store: EtcdStore, prefix: str = "d/") -> None:
+    def __init__(
+        self,
+        store: EtcdStore,
+        prefix: str = "d/",
+        check: Callable[[str, int, dict[str, bytes]], None] = lambda incarnation, revision, view: None,
+    ) -> None:
+        self._check = check
         self.view: dict[str, bytes] = {}
         self.told: set[tuple[str, int]] = set()
         self.broken: list[str] = []
@@ -119,6 +126,7 @@ class Twin:
         self._incarnation, self._applied = listing.incarnation, listing.revision
         self.listed_at.append(listing.revision)
         self.view = {kv.key: kv.value for kv in listing.items}
+        self._check(self._incarnation, self._applied, self.view)
 
     def _on_changes(self, changes: tuple[Change, ...]) -> None:
         for change in changes:
@@ -132,3 +140,4 @@ class Twin:
                 self.view.pop(change.key, None)
             else:
                 self.view[change.key] = change.value
+        self._check(self._incarnation, self._applied, self.view)

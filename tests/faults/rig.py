@@ -50,6 +50,8 @@ STARTED_S = 120.0
 STREAMS = 4
 SLOTS = 16
 TWIN_PREFIX = "/faults-twin"
+_MAIN = "import os; os.environ.pop('LD_PRELOAD', 0); from headrace.cli.main import main; main()"
+"""What is preloaded into a service is not for its Triton: libfaketime breaks the locks that its processes share."""
 
 
 @dataclass
@@ -119,7 +121,7 @@ class Rig:
 
     async def start(self, service: Service) -> None:
         """Start it, with the addresses that it has."""
-        command = [sys.executable, "-P", "-m", "headrace.cli.main", service.kind]
+        command = [sys.executable, "-P", "-c", _MAIN, service.kind]
         command += ["--listen", service.address, "--metrics-listen", service.metrics, "--name", service.name]
         command += ["--etcd", ",".join(proxy.endpoint for proxy in service.proxies)]
         if service.kind == "registry":

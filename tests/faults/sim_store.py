@@ -58,26 +58,50 @@ class SimEtcd:
     def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
         self.loop = loop
         self.rng = rng
-        self.streams: set[SimStream] = set()
+        self.streams: dict[SimStream, None] = {}  # in order, for one seed is one story
         self.frozen_until = 0.0
         self.blind_to = ""
         """A mutation: conditions about this key are not looked at."""
         self.stores = 0
         self.roots_written = 0
         self.refused = 0
+        self.views: dict[tuple[str, int], dict[str, bytes]] = {}
+        """The aliases at each revision of each store."""
         self.wipe()
 
     def wipe(self) -> None:
         """Begin again with nothing."""
-        self.stores += 1
-        self.incarnation = f"store-{self.stores}"
+        self.incarnation = f"store-{self.stores + 1}"
         self.revision = 1
         self.compacted = 0
         self.items: dict[str, KeyValue] = {}
         self.log: list[tuple[int, str, KeyValue]] = []
         self.leases: dict[int, SimpleNamespace] = {}
+        self._note_view()
+        self._restart()
+
+    def backup(self) -> tuple[Any, ...]:
+        """What `restore` takes."""
+        return self.stores, dict(self.items), dict(self.leases)
+
+    def restore(self, backup: tuple[Any, ...]) -> None:
+        """Go back to a backup, as is right: revisions go on far above, and all before is compacted."""
+        _, self.items, self.leases = backup[0], dict(backup[1]), dict(backup[2])
+        self.revision += 1000
+        self.compacted, self.log = self.revision, []
+        self._note_view()
+        for lease in self.leases.values():
+            lease.expires_at = self.loop.time() + lease.ttl_s
+        self._restart()
+
+    def _restart(self) -> None:
+        self.stores += 1  # old connections reach nothing
         for stream in list(self.streams):
             stream.end()
+
+    def _note_view(self) -> None:
+        view = {key: kv.value for key, kv in self.items.items() if key.startswith("aliases/")}
+        self.views[self.incarnation, self.revision] = view
 
     async def run(self) -> None:
         """End leases for ever."""
@@ -123,6 +147,7 @@ class SimEtcd:
             events.append((revision, "delete", KeyValue(key, b"", 0, revision, 0)))
         self.revision = revision
         self.log += events
+        self._note_view()
         for stream in list(self.streams):
             stream.push(events)
         return revision
@@ -165,7 +190,7 @@ class Link:
         """up, held, lost (nothing arrives, no answer comes), or dead: the process is gone."""
         self.late = 0.0
         """Share of calls that are on the way for seconds."""
-        self.streams: set[SimStream] = set()
+        self.streams: dict[SimStream, None] = {}  # in order, for one seed is one story
         self._held: list[Callable[[], None]] = []
         self._loop, self._rng = server.loop, server.rng
         self._lease = 0
@@ -310,7 +335,7 @@ class SimStream:
     async def __aenter__(self) -> SimStream:
         if self._link.state == "dead":
             raise StoreUnavailable("the process is gone")
-        self._link.streams.add(self)
+        self._link.streams[self] = None
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -318,8 +343,8 @@ class SimStream:
 
     def end(self) -> None:
         """Break it."""
-        self._link.streams.discard(self)
-        self._server.streams.discard(self)
+        self._link.streams.pop(self, None)
+        self._server.streams.pop(self, None)
         self._inbox.put_nowait(None)
 
     async def write(self, message: tuple[str, int] | None, deadline: float) -> None:
@@ -349,7 +374,7 @@ class SimStream:
             self._send((), compact_revision=self._server.compacted)
             return
         self._send(())
-        self._server.streams.add(self)
+        self._server.streams[self] = None
         missed = [event for event in self._server.log if event[0] >= start and event[2].key.startswith(prefix)]
         while missed:  # in pieces, whole revisions, under the header of the store's head
             last = missed[min(len(missed), self._rng.randint(1, 20)) - 1][0]

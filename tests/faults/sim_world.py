@@ -97,11 +97,12 @@ class World:
         self.registries = [Registry(self.server, f"g{n}") for n in range(self.rng.randint(2, 3))]
         self.followers = [Follower(self.server, f"r{n}") for n in range(2)]
         self.twin_link = Link(self.server, "twin")
-        self.twin = Twin(self.twin_link, prefix="aliases/")  # type: ignore[arg-type]
+        self.twin = Twin(self.twin_link, prefix="aliases/", check=self._check_view)  # type: ignore[arg-type]
+        self.loses_events = self.rng.random() < 0.5
+        """Whether single events vanish; between that and its next write a key may be wrong."""
+        self.saved: tuple[Any, ...] | None = None
         self.promised: list[tuple[str, int]] = []
         self.acts: list[str] = []
-        self.moments: list[tuple[float, asyncio.Future[None]]] = []
-        self._healing: set[asyncio.TimerHandle] = set()
 
     def write(self, alias: str) -> None:
         """What an administrator does, at the server itself; after a wipe the revision too."""
@@ -116,13 +117,18 @@ class World:
         revision = self.server.write(puts, (), None)
         self.promised.append((message.name, revision))
 
+    def _check_view(self, incarnation: str, revision: int, view: dict[str, bytes]) -> None:
+        """After every hand-over a reader has what the store had at that revision."""
+        if not self.loses_events and view != self.server.views.get((incarnation, revision)):
+            self.twin.broken.append(f"at revision {revision} the twin is not what the store was")
+
     def links(self) -> list[Link]:
         """All that can break."""
         return [*(r.link for r in self.registries), *(f.link for f in self.followers), self.twin_link]
 
     async def run(self) -> None:
         """The script, the calm after it, and the laws."""
-        tasks = [asyncio.create_task(self.server.run()), asyncio.create_task(self.twin.watch.run())]
+        tasks = self.tasks = [asyncio.create_task(self.server.run()), asyncio.create_task(self.twin.watch.run())]
         tasks += [asyncio.create_task(follower.run()) for follower in self.followers]
         try:
             for alias in self.weights:
@@ -136,8 +142,22 @@ class World:
             await cancel_and_wait(*tasks, *(registry.task for registry in self.registries))
 
     async def _act(self) -> None:
-        acts = ("write", "hold", "lose", "cut", "late", "drop", "repeat", "compact", "kill", "freeze", "wipe")
-        act = self.rng.choices(acts, (60, 6, 4, 6, 4, 4, 5, 4, 4, 1, 0.4))[0]
+        acts = (
+            "write",
+            "hold",
+            "lose",
+            "cut",
+            "late",
+            "drop",
+            "repeat",
+            "compact",
+            "kill",
+            "freeze",
+            "wipe",
+            "save",
+            "restore",
+        )
+        act = self.rng.choices(acts, (60, 6, 4, 6, 4, 4, 5, 4, 4, 1, 0.4, 3, 0.6))[0]
         link = self.rng.choice(self.links())
         self.acts.append(f"{self.loop.time():.3f} {act} {link.name}")
         if act == "write":
@@ -154,7 +174,7 @@ class World:
             link.late = self.rng.choice((0.0, 0.1, 0.3))
         elif act in ("drop", "repeat"):
             for stream in link.streams:
-                stream.drops += act == "drop"
+                stream.drops += act == "drop" and self.loses_events
                 stream.repeats += act == "repeat"
         elif act == "compact":
             self.server.compact(self.rng.randint(1, self.server.revision))
@@ -167,9 +187,15 @@ class World:
             self.server.frozen_until = self.loop.time() + self.rng.uniform(1.0, 2.0 * TTL_S)
         elif act == "wipe":
             self._wipe()
+        elif act == "save":
+            self.saved = self.server.backup()
+        elif act == "restore" and self.saved is not None:
+            self.server.restore(self.saved)
+            self.promised.clear()
 
     def _wipe(self) -> None:
         self.server.wipe()
+        self.saved = None
         self.promised.clear()
         for alias in self.weights:
             self.write(alias)
@@ -202,6 +228,8 @@ class World:
     def _missing(self) -> list[str]:
         stored = {key: kv.value for key, kv in self.server.items.items() if key.startswith("aliases/")}
         missing = [] if self.twin.view == stored else ["the twin differs"]
+        running = [*self.tasks, *(registry.task for registry in self.registries)]
+        missing += [f"ended by {_leaf(task.exception())!r}" for task in running if task.done()]
         root: KeyValue | None = self.server.items.get(ROOT_KEY)
         if root is None:
             return ["nothing is published"]
@@ -221,6 +249,10 @@ class World:
         told = [sorted(follower.versions.history) for follower in self.followers]
         text = repr((self.acts, told, self.server.revision, self.server.roots_written, self.weights))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _leaf(error: BaseException | None) -> BaseException | None:
+    return _leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def simulate(seed: int, *, blind_to: str = "") -> World:

@@ -6,7 +6,8 @@
                                                                                                     was first
 
 The transaction compares the leader's key and the root key with what was read, so neither an old leader nor one that
-reads late can publish over a newer snapshot. A revocation does not wait for what else may change.
+reads late can publish over a newer snapshot. New shards go in the same transaction, as far as it has room; the others
+are written before. A revocation does not wait for what else may change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace.control.shards import bucket_counts
 from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
 from headrace.control.watch_cursor import Change
 from headrace.registry.catalogue import LEADER_KEY, REVOCATION_PREFIX, Catalogue
-from headrace.registry.shard_keeping import ShardKeeping
+from headrace.registry.shard_keeping import ShardKeeping, batches, shard_puts
 from headrace.runtime.membership import Membership
 from headrace.runtime.ports import Compare, LeaseNotFound, Listing, Put, Store, WatchState
 from headrace.runtime.snapshot_follower import ROOT_KEY
@@ -172,11 +173,13 @@ class Publisher:
         entry = self._catalogue.entry(LEADER_KEY)
         if entry is not None and entry.create_revision == self._leader_epoch:
             return True
-        if entry is not None and (entry.value != self._name or self._leader_epoch):
+        if entry is not None and entry.value != self._name:
             return False
-        if entry is not None:  # names are unique: the process that wrote this before our start was killed
+        if entry is not None and not self._leader_epoch:
+            # Names are unique: the process that wrote this before our start was killed.
             theirs = Compare(LEADER_KEY, create_revision=entry.create_revision)
             await self._store.txn([theirs], deletes=[LEADER_KEY], timeout_s=CALL_S)
+        # A key with our name that is not known as ours: the answer to an earlier claim was lost.
         epoch = await self._membership.claim(LEADER_KEY, self._name)
         if epoch is None:
             return False
@@ -200,14 +203,16 @@ class Publisher:
         if root is not None and not missing and published == (stored.root.digest, stored.root.incarnation):
             self.version = root.version
             return
-        if not await self._shards.put(missing, self._leading()):
-            self._note_conflict(snapshot.version)
-            return
+        *before, last = [*batches(missing)] or [[]]
+        for batch in before:
+            if not await self._shards.put(batch, self._leading()):
+                self._note_conflict(snapshot.version)
+                return
         value = encode_root(stored.root)
         kept, dropped = self._shards.history(stored.root, value)
         done = await self._store.txn(
             [self._leading(), Compare(ROOT_KEY, mod_revision=root_entry.mod_revision if root_entry else 0)],
-            [Put(ROOT_KEY, value), *kept],
+            [*shard_puts(last), Put(ROOT_KEY, value), *kept],
             dropped,
             timeout_s=CALL_S,
         )
@@ -216,6 +221,7 @@ class Publisher:
             return  # the watch brings what has changed, and wakes this again
         created = root_entry.create_revision if root_entry else done.revision
         self._catalogue.apply((Change(ROOT_KEY, done.revision, value, created, 1),))
+        self._shards.note_put(last, done.revision)
         self._note_published(snapshot, stored, len(missing))
 
     def _compile(self) -> RoutingSnapshot:

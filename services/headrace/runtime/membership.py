@@ -68,12 +68,14 @@ class LeaseClock:
 class _Record:
     """One record: what it should hold, and what etcd has of it. `lock` orders the calls about it."""
 
-    __slots__ = ("epoch", "lock", "value", "written")
+    __slots__ = ("epoch", "last_epoch", "lock", "value", "written")
 
     def __init__(self, value: bytes) -> None:
         self.value = value
         self.written: bytes | None = None
         self.epoch = 0
+        self.last_epoch = 0
+        """The newest one it has had; a record with an older one is a ghost, from a backup that was restored."""
         self.lock = asyncio.Lock()
 
     @property
@@ -211,16 +213,20 @@ class Membership:
     async def claim(self, key: str, value: bytes) -> int | None:
         """Put a record only if there is none: for leadership. Returns its epoch, or None when the key is taken.
 
-        A claim is not put again after the lease was lost: whoever holds it must notice and claim anew.
+        A claim is not put again after the lease was lost: whoever holds it must notice and claim anew. One whose
+        answer was lost on the way is found again by claiming once more.
         """
+        lease = self._lease
         try:
-            done = await self._store.txn(
-                [Compare(key, create_revision=0)], [Put(key, value, self._lease)], timeout_s=CALL_S
-            )
+            done = await self._store.txn([Compare(key, create_revision=0)], [Put(key, value, lease)], timeout_s=CALL_S)
         except LeaseNotFound:
             self._lose()
             return None
-        return done.revision if done.succeeded else None
+        if done.succeeded:
+            return done.revision
+        found = await self._store.get(key, timeout_s=CALL_S)
+        is_ours = found is not None and (found.lease, found.value) == (lease, value)
+        return found.create_revision if found is not None and is_ours else None
 
     async def _create(self, key: str, record: _Record, *, take_over: bool) -> int:
         """Make the key ours, with a create revision that no other registration has."""
@@ -230,15 +236,18 @@ class Membership:
                 [Compare(key, create_revision=0)], [Put(key, value, self._lease)], timeout_s=CALL_S
             )
             if done.succeeded:
-                record.epoch, record.written = done.revision, value
+                record.epoch = record.last_epoch = done.revision
+                record.written = value
                 return record.epoch
             found = await self._store.get(key, timeout_s=CALL_S)
             if found is None:
                 continue
             if found.lease == self._lease and found.value == value:  # ours: its answer was lost on the way
-                record.epoch, record.written = found.create_revision, value
+                record.epoch = record.last_epoch = found.create_revision
+                record.written = value
                 return record.epoch
-            if not take_over and found.lease != self._lease:
+            is_newer = found.create_revision > record.last_epoch
+            if not take_over and is_newer and found.lease != self._lease:
                 raise Failure(Reason.STALE_EPOCH, f"{key} was taken over by another process.")
             get_logger().warning("record_taken_over", key=key, old_epoch=found.create_revision)
             theirs = Compare(key, create_revision=found.create_revision)
@@ -253,9 +262,11 @@ class Membership:
         done = await self._store.txn(compares, [Put(key, value, self._lease)], timeout_s=CALL_S)
         if done.succeeded:
             record.written = value
-        elif await self._store.get(key, timeout_s=CALL_S) is None:
+            return
+        found = await self._store.get(key, timeout_s=CALL_S)
+        if found is None or found.create_revision < record.epoch:
             raise LeaseNotFound()
-        else:
+        if found.create_revision > record.epoch:
             raise Failure(Reason.STALE_EPOCH, f"{key} was taken over by another process; this one is out of date.")
 
     async def _grant_if_lost(self) -> None:
