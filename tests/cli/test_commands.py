@@ -25,6 +25,8 @@ def test_status_tells_services_replicas_and_snapshots(stack: RunningStack) -> No
     assert {s["snapshot"] for s in document["services"]} == {document["snapshot"]["version"]}
     assert {r["state"] for r in document["replicas"]} == {"ready"}
     assert {r["worker"] for r in document["replicas"]} == {"ready"}
+    assert {r["health"] for r in document["replicas"]} == {"started, alive, ready"}
+    assert all(r["detail"].startswith("warmed up: chunk of ") for r in document["replicas"])
     assert {a["name"] for a in document["aliases"]} >= {f"aliases/{MODEL}", f"aliases/{SYNTHETIC}"}
 
 

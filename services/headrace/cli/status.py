@@ -50,7 +50,9 @@ def _print(report: Report, console: Console) -> None:
     console.print(
         table("service", document["services"], ("name", "endpoint", "state", "snapshot", "metrics", "version"))
     )
-    console.print(table("replica", document["replicas"], ("name", "revision", "state", "slots", "restarts", "detail")))
+    console.print(
+        table("replica", document["replicas"], ("name", "revision", "state", "health", "slots", "restarts", "detail"))
+    )
     console.print(table("alias", document["aliases"], ("name", "targets")))
     console.print(table("revision", document["revisions"], ("name", "engine", "context", "slots", "artifact")))
     for problem in report.problems:

@@ -90,6 +90,9 @@ class Report:
             "restarts": worker.restarts if worker else None,
             "pid": worker.pid if worker else None,
             "worker": _word(scheduler_pb.Worker.State.Name(worker.state), "STATE_") if worker else "unknown",
+            "health": _signals(worker),
+            "crash_loop": worker.crash_loop if worker else None,
+            "memory_mib": worker.memory_bytes >> 20 if worker else None,
         }
 
 
@@ -106,14 +109,14 @@ def survey(registry: str) -> Report:
     with ThreadPoolExecutor(_PROBES_AT_A_TIME) as pool:
         states = dict(zip([s.name for s in listed.services], pool.map(_health, listed.services), strict=True))
         schedulers = [record for record in listed.services if record.name.startswith("schedulers/")]
-        workers = {worker.replica: worker for found in pool.map(_workers, schedulers) for worker in found}
+        told = [state for state in pool.map(_scheduler, schedulers) if state is not None]
     behind = [s.name for s in listed.services if s.snapshot_version != snapshot.version]
     return Report(
         snapshot,
         list(listed.services),
         states,
-        workers,
-        list(_problems(snapshot, listed, states)),
+        {worker.replica: worker for state in told for worker in state.workers},
+        [*_problems(snapshot, listed, states), *_lease_problems(told)],
         is_settling=bool(behind),
     )
 
@@ -152,13 +155,32 @@ def _health(record: resources_pb2.ServiceRecord) -> str:
     return "serving" if answer.status == health_pb2.HealthCheckResponse.SERVING else "not serving"
 
 
-def _workers(record: resources_pb2.ServiceRecord) -> list[scheduler_pb.Worker]:
+def _lease_problems(told: Iterable[scheduler_pb.GetStateResponse]) -> Iterable[str]:
+    for state in told:
+        if state.lease not in (
+            scheduler_pb.GetStateResponse.LEASE_UNSPECIFIED,
+            scheduler_pb.GetStateResponse.LEASE_HELD,
+        ):
+            word = _word(scheduler_pb.GetStateResponse.Lease.Name(state.lease), "LEASE_")
+            yield f"{state.scheduler}: lease {word}, renewed {state.lease_age.ToTimedelta().total_seconds():.0f} s ago"
+
+
+def _signals(worker: scheduler_pb.Worker | None) -> str:
+    """The three signals in one word each; "" where nobody answered."""
+    if worker is None:
+        return ""
+    started, alive = "started" if worker.started else "starting", "alive" if worker.alive else "not alive"
+    return f"{started}, {alive}, {'ready' if worker.ready else 'not ready'}"
+
+
+def _scheduler(record: resources_pb2.ServiceRecord) -> scheduler_pb.GetStateResponse | None:
     try:
         with grpc.insecure_channel(record.endpoint, options=CLIENT_OPTIONS) as channel:
             stub = scheduler_grpc.SchedulerServiceStub(channel)
-            return list(stub.GetState(scheduler_pb.GetStateRequest(), timeout=_PROBE_S).workers)
+            state: scheduler_pb.GetStateResponse = stub.GetState(scheduler_pb.GetStateRequest(), timeout=_PROBE_S)
+            return state
     except grpc.RpcError:
-        return []
+        return None
 
 
 def _targets(alias: resources_pb2.Alias) -> Iterable[dict[str, Any]]:
