@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Awaitable
 from typing import Any
 
@@ -247,6 +248,10 @@ async def test_of_many_writers_without_an_etag_all_win_and_each_record_continues
     assert len({answer.etag for answer in answers}) == 12
     (last,) = (await api.stub.ListAliases(pb.ListAliasesRequest())).aliases
     assert last.etag == max((answer.etag for answer in answers), key=int)
+    replaced = [
+        json.loads(record.before_json or "{}").get("etag", "") for record in await api.audit(resource=last.name)
+    ]
+    assert sorted(replaced) == sorted(["", *(answer.etag for answer in answers if answer.etag != last.etag)])
 
 
 async def test_of_two_deletions_of_an_alias_one_happens(api: Api) -> None:

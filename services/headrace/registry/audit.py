@@ -3,8 +3,8 @@
     audit/{milliseconds}-{sequence}-{random}
 
 A record is written in the transaction of its change, so there is neither a change without a record nor a record without
-a change; the same transaction drops the oldest records beyond AUDIT_KEPT. Resources hold no secrets, and neither do
-records.
+a change; the same transaction drops the oldest records beyond AUDIT_KEPT (writers at once may drop the same ones: then
+the next writes drop the rest). Resources hold no secrets, and neither do records.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from urllib.parse import unquote
 from google.protobuf.json_format import MessageToDict
 
 from headrace.api.registry.v1 import resources_pb2
+from headrace.registry.catalogue import AUDIT_PREFIX
 from headrace.runtime.ports import Put, Store
 
-AUDIT_PREFIX = "audit/"
 AUDIT_KEPT = 10_000
 """Records kept, the newest."""
 

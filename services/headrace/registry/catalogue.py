@@ -32,6 +32,7 @@ T = TypeVar("T")
 LEADER_KEY = "registry/leader"
 HISTORY_PREFIX = "history/"
 REVOCATION_PREFIX = "revocations/"
+AUDIT_PREFIX = "audit/"
 
 _MATTERS = frozenset({"artifacts", "revisions", "aliases", "replicas", "revocations", "registry"})
 """First parts of keys that may alter what is published or who leads; beside them the root."""
@@ -92,12 +93,15 @@ class Catalogue:
         self.incarnation = listing.incarnation
         self._folders, self._decoded = {}, {}
         for kv in listing.items:
-            self._folder(kv.key)[kv.key] = Entry(kv.value, kv.create_revision, kv.mod_revision)
+            if not kv.key.startswith(AUDIT_PREFIX):
+                self._folder(kv.key)[kv.key] = Entry(kv.value, kv.create_revision, kv.mod_revision)
 
     def apply(self, changes: tuple[Change, ...]) -> bool:
         """Apply changes. Returns whether one may alter what is published or who leads."""
         matters = False
         for change in changes:
+            if change.key.startswith(AUDIT_PREFIX):
+                continue  # thousands, and nothing follows from them
             matters = matters or change.key == ROOT_KEY or change.key.partition("/")[0] in _MATTERS
             folder = self._folder(change.key)
             if change.value is None:

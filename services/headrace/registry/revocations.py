@@ -9,13 +9,12 @@ from google.protobuf.message import DecodeError
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control.errors import InvalidRequest, Violation
-from headrace.registry.audit import AUDIT_PREFIX, Change
+from headrace.registry.audit import Change
+from headrace.registry.catalogue import AUDIT_PREFIX, REVOCATION_PREFIX
 from headrace.registry.checks import REVOCABLE_RULE, checked_revocation, is_revocable
 from headrace.registry.records import TRIES, Listed, Records, busy, not_found, reader, to_bytes
 from headrace.runtime.ports import Compare, KeyValue, Put
 from headrace.runtime.telemetry import get_logger
-
-REVOCATION_PREFIX = "revocations/"
 
 
 class RevocationCalls(Records):

@@ -51,7 +51,7 @@ def to_status(failure: Failure) -> status_pb2.Status:
     if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
         details.append(
             error_details_pb2.ResourceInfo(
-                resource_name=metadata["resourceName"], description="does not exist in the routing snapshot"
+                resource_name=metadata["resourceName"], description="does not exist"
             )
         )
     status = status_pb2.Status(
