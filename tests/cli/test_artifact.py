@@ -181,6 +181,27 @@ async def test_links_and_signatures(headrace: Command, tmp_path: Path) -> None:
     assert "broken link" in refused.err
 
 
+async def test_what_was_registered_stays_until_it_is_deleted(headrace: Command, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf({**SMALL, "general.name": "deleted"}))
+    name = await created(headrace, file, "--label", "a=1")
+    again = await headrace("artifact", "create", file, "--label", "a=2")
+    assert (again.code, again.out) == (0, f"{name}\n")
+    assert "other labels or facts, which stay" in again.err
+    assert (await shown(headrace, name))["labels"]["a"] == "1"
+    execution = ["--artifact", name, "--context", "512", "--kv-cells", "512"]
+    revision = (await headrace("revision", "create", "gone", *execution)).out.strip()
+    needed = await headrace("artifact", "delete", name)
+    assert needed.code == 1
+    assert revision in needed.err
+    assert (await headrace("revision", "delete", revision)).code == 0
+    assert (await headrace("revision", "show", revision)).code == 1
+    assert (await headrace("artifact", "delete", name)).code == 0
+    fresh = await headrace("artifact", "create", file, "--label", "a=2")
+    assert "which stay" not in fresh.err
+    assert (await shown(headrace, name))["labels"]["a"] == "2"
+
+
 async def test_beside_a_single_file_nothing_is_extra(headrace: Command, tmp_path: Path) -> None:
     file = tmp_path / "one.gguf"
     file.write_bytes(gguf({**SMALL, "general.name": "single"}))

@@ -11,11 +11,12 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from headrace.adapters.route_codec import artifact_from_proto, artifact_to_proto
+from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
 from headrace.cli import manifests
 from headrace.cli.places import find
 from headrace.cli.problems import EXIT_FAILURE
-from headrace.cli.registration import Admin, parse_labels
+from headrace.cli.registration import CALL_S, Admin, full_artifact, parse_labels
 from headrace.cli.show import Steps, print_json
 from headrace.cli.status import table
 from headrace.control.manifest import SIGNATURE
@@ -67,7 +68,14 @@ def create(path: Path, labels: Labels, base: str, signature: str | None) -> None
         steps.done("hash", f"{len(made.files)} files, {size:,} bytes: {made.digest}")
         steps.begin("register", made.location)
         name = admin.create_artifact(artifact_to_proto(made))
+        stored = artifact_from_proto(admin.artifact(name))
         steps.done("register", name)
+    if (stored.labels, stored.facts) != (made.labels, made.facts):
+        click.echo(
+            "headrace: note: these files were registered before, with other labels or facts, which stay: "
+            f"`headrace artifact delete {name}` forgets them, if no revision needs it",
+            err=True,
+        )
     click.echo(name)
 
 
@@ -136,6 +144,15 @@ def show(name: str, as_json: bool) -> None:
     rows = [{"name": k, "value": _text(v)} for k, v in {**document, **facts}.items()]
     console.print(table("artifact", rows, ("name", "value")))
     console.print(table("file", [{**f, "name": f["path"]} for f in files], ("name", "kind", "size", "sha256")))
+
+
+@artifact.command(short_help="Forget an artifact; its files stay.")
+@click.argument("name")
+def delete(name: str) -> None:
+    """Forget the artifact NAME, if no revision needs it. Its files stay where they are."""
+    with Admin(find().registry) as admin, admin.errors():
+        admin.stub.DeleteArtifact(pb.DeleteArtifactRequest(name=full_artifact(name)), timeout=CALL_S)
+    click.echo(f"deleted {full_artifact(name)}")
 
 
 def _document(message: resources_pb2.Artifact) -> dict[str, Any]:

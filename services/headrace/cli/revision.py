@@ -13,12 +13,13 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from headrace.adapters.route_codec import artifact_from_proto
+from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
 from headrace.cli import manifests
 from headrace.cli.artifact import LABELS
 from headrace.cli.places import find
 from headrace.cli.problems import EXIT_USAGE, Problem, from_failure
-from headrace.cli.registration import Admin, Execution, full_artifact, model_id
+from headrace.cli.registration import CALL_S, Admin, Execution, full_artifact, model_id
 from headrace.cli.show import print_json
 from headrace.cli.status import table
 from headrace.cli.templates import template_problem
@@ -185,6 +186,15 @@ def show(name: str, as_json: bool) -> None:
     flat = {**document, **document.pop("execution", {}), **document.pop("policy", {})}
     rows = [{"name": key, "value": str(value)} for key, value in flat.items() if not isinstance(value, dict)]
     Console(highlight=False).print(table("revision", rows, ("name", "value")))
+
+
+@revision.command(short_help="Forget a revision.")
+@click.argument("name")
+def delete(name: str) -> None:
+    """Forget the revision NAME, if no alias names it, no worker serves it, and no snapshot that is kept has it."""
+    with Admin(find().registry) as admin, admin.errors():
+        admin.stub.DeleteRevision(pb.DeleteRevisionRequest(name=name), timeout=CALL_S)
+    click.echo(f"deleted {name}")
 
 
 def _document(message: resources_pb2.Revision) -> dict[str, Any]:
