@@ -288,6 +288,9 @@ async def test_a_revision_is_created_listed_and_pointed_at(
     assert [(t.revision, t.weight) for a in aliases if a.name == "aliases/chat-prod" for t in a.targets] == [
         (revision, 1)
     ]
+    long = await headrace("revision", "create", "chat", *options, "--runtime", "x" * 201)
+    assert long.code == 2
+    assert "revision.runtime" in long.err
     synthetic = await headrace("revision", "create", "fake", "--engine", "synthetic", "--decode-rate", "50")
     assert synthetic.code == 0, synthetic.err
 

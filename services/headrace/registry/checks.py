@@ -35,6 +35,7 @@ LABEL_BYTES_MAX = 256
 LABELS_BYTES_MAX = 2048
 """Of all labels of a resource, keys and values together."""
 REASON_CHARACTERS_MAX = 500
+RUNTIME_CHARACTERS_MAX = 200
 PREFILL_CHUNK = 128
 """What an unset prefill_chunk means, tokens."""
 
@@ -120,6 +121,8 @@ def checked_revision(
         raise InvalidRequest((Violation("revision.policy", str(error)),)) from None
     _check_execution(wrong, revision.execution)
     _check_policy(wrong, revision.policy, revision.execution)
+    word = len(revision.runtime) <= RUNTIME_CHARACTERS_MAX and revision.runtime.isprintable()
+    wrong.unless(word, "revision.runtime", f"must be at most {RUNTIME_CHARACTERS_MAX} printable characters")
     for reason in incompatibilities(artifact, revision.execution):
         wrong.unless(False, f"revision.{reason.field}", reason.description)
     if revision.execution.engine is Engine.LLAMACPP:
