@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ sim: setup-dev ## Run 100,000 seeded simulations of a request's life; ARGS='--se
 
 faults: setup-dev ## Break etcd, the network, the leader and the clock under load; ARGS='--only killed' for some
 	$(BIN)/python tests/faults/run.py $(ARGS)
+
+bench-control: setup-dev ## Measure what a change of the control plane costs, and how soon all readers run it
+	$(BIN)/python tests/bench/bench_control.py
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py

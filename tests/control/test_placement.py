@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.placement import choose_replica, resolve_revision
+from headrace.control.placement import DRAWS_MAX, choose_replica, resolve_revision
 from headrace.control.resources import (
     Alias,
     AliasTarget,
@@ -20,6 +21,7 @@ from headrace.control.resources import (
     ReplicaState,
     Revision,
 )
+from headrace.control.revocation import Revocation
 from headrace.control.snapshot import RoutingSnapshot
 
 ONE = Revision("m", "", "", Execution(Engine.SYNTHETIC, 100, 4, 400))
@@ -63,14 +65,16 @@ def test_every_draw_gives_a_target(draw: float, first: int, second: int) -> None
 
 
 def choose(routes: RoutingSnapshot, **changes: object) -> Replica:
-    facts = {"in_flight": {}, "reachable": lambda _: True, "tried": (), "random": random.Random(1).random}
+    facts = {"load": lambda _: 0, "reachable": lambda _: True, "tried": (), "random": random.Random(1).random}
     return choose_replica(routes, ONE, **{**facts, **changes})  # type: ignore[arg-type]
 
 
 def test_the_lighter_of_two_is_taken() -> None:
     draws = iter([0.0, 0.9])
     chosen = choose(
-        snapshot(replica("a"), replica("b")), in_flight={"replicas/a": 3, "replicas/b": 1}, random=lambda: next(draws)
+        snapshot(replica("a"), replica("b")),
+        load=lambda r: {"replicas/a": 3, "replicas/b": 1}[r.name],
+        random=lambda: next(draws),
     )
     assert chosen.name == "replicas/b"
 
@@ -84,6 +88,49 @@ def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
 def test_neither_tried_nor_unreachable_replicas_are_taken() -> None:
     routes = snapshot(replica("a"), replica("b"), replica("c"))
     assert choose(routes, tried=("replicas/a",), reachable=lambda e: e != "b:1").name == "replicas/c"
+
+
+def test_a_revoked_replica_is_not_taken() -> None:
+    routes = replace(snapshot(replica("a"), replica("b")), revocations=(Revocation("replicas/a"),))
+    assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/b"}
+
+
+def test_the_only_one_of_many_that_will_do_is_found() -> None:
+    routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
+    assert choose(routes, reachable=lambda endpoint: endpoint == "r1234:1").name == "replicas/r1234"
+
+
+def test_many_that_fit_are_not_all_looked_at() -> None:
+    routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
+    asked: list[str] = []
+
+    def reachable(endpoint: str) -> bool:
+        asked.append(endpoint)
+        return int(endpoint[1:5]) % 2 == 0
+
+    looks = []
+    for n in range(200):
+        asked.clear()
+        choose(routes, reachable=reachable, random=random.Random(n).random)
+        looks.append(len(asked))
+    assert sorted(looks)[190] <= DRAWS_MAX
+
+
+@pytest.mark.parametrize("fit", [2, 50, 100])
+def test_requests_spread_evenly_over_those_that_fit(fit: int) -> None:
+    """By drawing or, where few fit, by looking at all."""
+    routes = snapshot(*(replica(f"r{n:04}") for n in range(100)))
+    drawn, rng = Counter[str](), random.Random(3)
+    for _ in range(200 * fit):
+        chosen = choose(
+            routes,
+            reachable=lambda e: int(e[1:5]) < fit,
+            load=lambda r: drawn[r.name],
+            random=rng.random,
+        )
+        drawn[chosen.name] += 1
+    assert len(drawn) == fit
+    assert max(drawn.values()) - min(drawn.values()) <= 30, "the lighter of two evens out"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 Sans-io: the snapshot, the counts in flight and a source of chance are arguments. Two candidates are drawn and
 the less loaded one taken: nearly as good as looking at all of them, and no herd when the load is a little old
-(Mitzenmacher, "The power of two choices in randomized load balancing").
+(Mitzenmacher, "The power of two choices in randomized load balancing"). Drawing costs the same for ten replicas and for
+ten thousand; all are looked at only when hardly any will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 
 from headrace.control.errors import Failure, Reason
 from headrace.control.resources import Replica, ReplicaState, Revision
@@ -15,6 +16,9 @@ from headrace.control.snapshot import RoutingSnapshot
 
 Random = Callable[[], float]
 """Draws from [0, 1)."""
+
+DRAWS_MAX = 12
+"""Replicas drawn, at most, before all are looked at: if half of them will do, one choice in 300 comes to that."""
 
 
 def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> Revision:
@@ -46,26 +50,37 @@ def choose_replica(
     snapshot: RoutingSnapshot,
     revision: Revision,
     *,
-    in_flight: Mapping[str, int],
+    load: Callable[[Replica], int],
     reachable: Callable[[str], bool],
     tried: Container[str],
     random: Random,
 ) -> Replica:
-    """Choose a replica of `revision` that is ready, reachable (by endpoint) and not tried yet.
+    """Choose a replica of `revision` that is ready, not revoked, reachable (by endpoint) and not tried yet.
 
     Raises:
         Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
     """
+    ready, revoked = snapshot.ready_of[revision.name], snapshot.revocation_of
+    first: Replica | None = None
+    for _ in range(DRAWS_MAX if ready else 0):
+        drawn = ready[int(random() * len(ready))]
+        if drawn.name in tried or drawn.name in revoked or not reachable(drawn.endpoint):
+            continue
+        if first is not None:
+            return _lighter(first, drawn, load)
+        first = drawn
+    fit = [r for r in ready if r.name not in tried and r.name not in revoked and reachable(r.endpoint)]
+    if not fit:
+        raise _nobody(snapshot, revision)
+    return _lighter(fit[int(random() * len(fit))], fit[int(random() * len(fit))], load)
+
+
+def _lighter(first: Replica, second: Replica, load: Callable[[Replica], int]) -> Replica:
+    return second if load(second) / max(second.slots, 1) < load(first) / max(first.slots, 1) else first
+
+
+def _nobody(snapshot: RoutingSnapshot, revision: Revision) -> Failure:
     replicas = snapshot.replicas_of[revision.name]
-    ready = [r for r in replicas if r.state is ReplicaState.READY and r.name not in tried and reachable(r.endpoint)]
-    if not ready:
-        raise _nobody(snapshot, revision, replicas)
-    first = ready[int(random() * len(ready))]
-    second = ready[int(random() * len(ready))]
-    return min(first, second, key=lambda r: in_flight.get(r.name, 0) / max(r.slots, 1))
-
-
-def _nobody(snapshot: RoutingSnapshot, revision: Revision, replicas: tuple[Replica, ...]) -> Failure:
     metadata = {"revision": revision.name, "snapshotVersion": str(snapshot.version), "replicas": str(len(replicas))}
     if any(r.state is ReplicaState.LOADING for r in replicas):
         return Failure(

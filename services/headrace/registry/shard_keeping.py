@@ -1,6 +1,6 @@
 """The stored side of snapshots: shards are written before the root that names them, and deleted when nothing does.
 
-    put_missing ──> root and history in one transaction (the Publisher's) ──> collect, a while later
+    put ──> the last shards, root and history in one transaction (the Publisher's) ──> collect, a while later
 
 Every write has the leader's key as its condition, so two Registries never write or delete against each other.
 """
@@ -22,9 +22,12 @@ SNAPSHOTS_KEPT = 32
 GRACE_S = 60.0
 """How long a shard that no root names any more is kept, seconds: a slow reader may still be about to read it."""
 
-BATCH_SHARDS = 100
-BATCH_BYTES = 1024 * 1024
-"""Bounds of one transaction; etcd takes 128 operations and 1.5 MiB."""
+BATCH_SHARDS = 80
+BATCH_BYTES = 768 * 1024
+"""Bounds of the shards in one transaction; etcd takes 128 operations and 1.5 MiB, and the root may be there, too."""
+
+DROPS_MAX = 40
+"""Earlier snapshots deleted in one transaction."""
 
 CALL_S = 3.0
 
@@ -48,15 +51,17 @@ class ShardKeeping:
         """Shards of a snapshot that the store does not have."""
         return [shard for shard in snapshot.shards if self._catalogue.entry(shard_key(shard.ref.digest)) is None]
 
-    async def put(self, shards: Iterable[StoredShard], leader: Compare) -> bool:
-        """Write shards. Returns whether this Registry still led."""
-        for batch in batches(shards):
-            puts = [Put(shard_key(shard.ref.digest), shard.data) for shard in batch]
-            done = await self._store.txn([leader], puts, timeout_s=CALL_S)
-            if not done.succeeded:
-                return False
-            self._catalogue.apply(tuple(Change(p.key, done.revision, p.value, done.revision, 1) for p in puts))
-        return True
+    async def put(self, batch: list[StoredShard], leader: Compare) -> bool:
+        """Write some shards. Returns whether this Registry still led."""
+        done = await self._store.txn([leader], shard_puts(batch), timeout_s=CALL_S)
+        if done.succeeded:
+            self.note_put(batch, done.revision)
+        return done.succeeded
+
+    def note_put(self, batch: list[StoredShard], revision: int) -> None:
+        """They were written at `revision`."""
+        puts = shard_puts(batch)
+        self._catalogue.apply(tuple(Change(put.key, revision, put.value, revision, 1) for put in puts))
 
     def history(self, new: Root, value: bytes) -> tuple[list[Put], list[str]]:
         """What to write and to delete below history/ when `new` is published."""
@@ -64,7 +69,7 @@ class ShardKeeping:
         if before is not None and lasting(before) == lasting(new):
             return [], []
         kept = sorted(self._catalogue.below("history/"))
-        return [Put(history_key(new.version), value)], kept[: max(0, len(kept) + 1 - SNAPSHOTS_KEPT)][:BATCH_SHARDS]
+        return [Put(history_key(new.version), value)], kept[: max(0, len(kept) + 1 - SNAPSHOTS_KEPT)][:DROPS_MAX]
 
     async def collect(self, leader: Compare) -> int:
         """Delete shards that no root has named for GRACE_S. Returns how many."""
@@ -91,6 +96,11 @@ class ShardKeeping:
 def lasting(root: Root) -> tuple[ShardRef, ...]:
     """Shards that an earlier snapshot still has: models and aliases. The replicas of then mean nothing any more."""
     return tuple(ref for ref in root.shards if not ref.name.startswith(REPLICAS))
+
+
+def shard_puts(shards: Iterable[StoredShard]) -> list[Put]:
+    """How shards are written."""
+    return [Put(shard_key(shard.ref.digest), shard.data) for shard in shards]
 
 
 def batches(shards: Iterable[StoredShard]) -> Iterator[list[StoredShard]]:

@@ -91,7 +91,7 @@ class Planner:
         replica = choose_replica(
             snapshot,
             plan.revision,
-            in_flight=self._routes.in_flight,
+            load=self._routes.load,
             reachable=self._routes.is_reachable,
             tried=tried,
             random=random.random,

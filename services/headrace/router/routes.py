@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router.links import SchedulerLink
 from headrace.runtime.telemetry import get_logger
@@ -51,6 +52,11 @@ class Routes:
         """Whether the Scheduler at `endpoint` has a link that is up."""
         link = self._links.get(endpoint)
         return link is not None and link.is_up
+
+    def load(self, replica: Replica) -> int:
+        """Attempts that run on a replica."""
+        link = self._links.get(replica.endpoint)
+        return link.in_flight[replica.name] if link is not None else 0
 
     @property
     def in_flight(self) -> Mapping[str, int]:
