@@ -100,6 +100,8 @@ async def test_labels_of_an_alias_stay_unless_others_are_given(api: Api, headrac
         (["revoke", "nonsense", "--reason", "x"], "revocation.name"),
         (["revoke", "--reason", "x"], "NAME is missing"),
         (["revoke", "--lift"], "NAME is missing"),
+        (["revoke"], "NAME is missing"),
+        (["revoke", "replicas/r", "--list"], "--list takes nothing else"),
         (["revoke", "--lift", "replicas/r", "--reason", "x"], "--lift takes neither"),
         (["audit", "--limit", "0"], "--limit"),
     ],
@@ -152,18 +154,18 @@ async def test_something_is_revoked_listed_and_lifted(headrace: Command) -> None
     await headrace("revoke", "replicas/r1", "--reason", "ECC errors")
     (made,) = (await headrace("revoke", GONE, "--reason", "leak", "--end-running")).document
     assert (made["name"], made["reason"], made["end_running"]) == (GONE, "leak", True)
-    listed = (await headrace("revoke")).document
+    listed = (await headrace("revoke", "--list")).document
     assert [(r["name"], r["end_running"]) for r in listed] == [(GONE, True), ("replicas/r1", False)]
-    shown = (await headrace("revoke", terminal=True)).out
+    shown = (await headrace("revoke", "--list", terminal=True)).out
     assert "ECC errors" in shown
     assert "finish" in shown
     lifted = await headrace("revoke", "--lift", "replicas/r1")
     assert (lifted.code, lifted.out) == (0, "lifted replicas/r1\n")
     assert (await headrace("revoke", "--lift", "replicas/r1")).code == 1
-    assert len((await headrace("revoke")).document) == 1
+    assert len((await headrace("revoke", "--list")).document) == 1
 
 
-@pytest.mark.parametrize("command", ["alias list", "audit", "revoke"])
+@pytest.mark.parametrize("command", ["alias list", "audit", "revoke --list"])
 async def test_without_a_registry_it_is_one_sentence(
     headrace: Command, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

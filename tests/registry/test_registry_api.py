@@ -267,3 +267,19 @@ async def test_a_revision_that_no_snapshot_named_is_deleted_and_leaves_the_next_
     await registry.shows(lambda s: name in [r.name for r in s.revisions])
     await registry.stub.DeleteRevision(pb.DeleteRevisionRequest(name=name))
     await registry.shows(lambda s: name not in [r.name for r in s.revisions])
+
+
+async def test_a_way_back_to_a_revision_that_is_lost_is_refused_with_its_name(
+    registry: Registry, store: EtcdStore
+) -> None:
+    lost = await registry.add("back", slots=1)
+    before = await registry.shows(lambda s: any(t.revision == lost for a in s.aliases for t in a.targets))
+    new = await registry.add("back", slots=2)
+    await registry.shows(lambda s: any(t.revision == new for a in s.aliases for t in a.targets))
+    await store.delete(f"revisions/back/{lost.rpartition('/')[2]}")
+    failure = await refused(registry.stub.RollBack(pb.RollBackRequest(version=before.version)))
+    assert (failure.reason, failure.metadata["resourceName"]) == (Reason.NOT_FOUND, lost)
+    (kept,) = [
+        a for a in (await registry.stub.ListAliases(pb.ListAliasesRequest())).aliases if a.name == "aliases/back"
+    ]
+    assert kept.targets[0].revision == new, "nothing has changed"

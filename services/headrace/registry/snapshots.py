@@ -8,7 +8,8 @@ from headrace.adapters import route_codec, shard_codec
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.registry import history
 from headrace.registry.audit import Change
-from headrace.registry.records import TRIES, Records, busy
+from headrace.registry.catalogue import revision_key
+from headrace.registry.records import TRIES, Records, busy, not_found
 
 
 class SnapshotCalls(Records):
@@ -37,4 +38,7 @@ class SnapshotCalls(Records):
             change = Change("RollBack", f"snapshots/{request.version}", before, after)
             if (await self._commit(context, change, plan.compares, plan.puts, plan.deletes)).succeeded:
                 return pb.RollBackResponse(changed=plan.changed)
+            for target in (target for alias in plan.after for target in alias.targets):
+                if await self._store.get(revision_key(target.revision)) is None:
+                    raise not_found(target.revision, "version")
         raise busy(f"snapshots/{request.version}")
