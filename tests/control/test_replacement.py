@@ -4,6 +4,7 @@ import pytest
 
 from headrace.control.replacement import Replacements
 from headrace.control.resources import Alias, AliasTarget, Engine, Execution, Replica, ReplicaState, Revision
+from headrace.control.revocation import Revocation
 from headrace.control.snapshot import RoutingSnapshot
 
 EXECUTION = Execution(Engine.SYNTHETIC, context_tokens=100, slots=1, kv_cells=100)
@@ -11,13 +12,14 @@ A, B, C = (Revision(model, "", "", EXECUTION) for model in ("a", "b", "c"))
 WAIT_S = 100.0
 
 
-def snapshot(ready=(), failed=(), **aliases):
+def snapshot(ready=(), failed=(), revoked=(), **aliases):
     replicas = [(revision, ReplicaState.READY) for revision in ready]
     replicas += [(revision, ReplicaState.FAILED) for revision in failed]
     return RoutingSnapshot(
         incarnation="i",
         version=1,
         revisions=(A, B, C),
+        revocations=tuple(Revocation(revision.name) for revision in revoked),
         aliases=tuple(
             Alias(f"aliases/{name}", tuple(AliasTarget(r.name, 1) for r in revisions))
             for name, revisions in aliases.items()
@@ -47,6 +49,9 @@ def kept(*snapshots, at=1.0):
         ([snapshot(x=[A]), snapshot(x=[B]), snapshot(x=[B], ready=[B])], set()),
         ([snapshot(x=[A]), snapshot(x=[B]), snapshot(x=[A], ready=[A])], set()),
         ([snapshot(x=[A]), snapshot()], set()),
+        ([snapshot(x=[A]), snapshot(x=[B], revoked=[A])], set()),
+        ([snapshot(x=[A]), snapshot(x=[B]), snapshot(x=[B], revoked=[A])], set()),
+        ([snapshot(x=[A]), snapshot(x=[B], revoked=[B])], {A}),
         ([snapshot(x=[A]), snapshot(x=[B]), snapshot()], set()),
         ([snapshot(x=[A]), snapshot(x=[B]), snapshot(x=[C])], {A, B}),
         ([snapshot(x=[A]), snapshot(x=[B]), snapshot(x=[C], ready=[C])], set()),

@@ -102,6 +102,8 @@ async def test_no_signal_stands_for_another_from_the_start_to_the_drain(tmp_path
             attempts = [await router.dispatch(replica) for _ in range(12)]  # a long queue is no failure
             await engine.until(lambda: engine.asked("generate")[-1]["requests"][-1]["seq"] in attempts)
             assert signals(await only_worker(running)) == (True, True, True)
+            monkeypatch.setattr(main, "TICK_S", 60.0)
+            await asyncio.sleep(0.2)  # from now on nothing is told by the second
             running.stop.set()
             await until(
                 lambda: health(endpoint), {"startup": True, "liveness": True, "readiness": False, "lease": True}

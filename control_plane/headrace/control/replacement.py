@@ -3,6 +3,7 @@
 When an alias moves, the revision that it leaves is no longer named. Its worker stays while every alias that left it
 still exists and a revision that one of them names now has no READY replica anywhere, but not for ever. So a revision
 that does not load takes nothing away: whoever names the old one is served, and an alias that moves back finds it warm.
+One that was revoked does not stay.
 
 Sans-io.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.control.resources import ReplicaState
 from headrace.control.snapshot import RoutingSnapshot
 
 
@@ -45,10 +45,10 @@ class Replacements:
         self._targets = targets
         if not self._leaving:
             return
-        ready = {replica.revision for replica in snapshot.replicas if replica.state is ReplicaState.READY}
         for revision, leaving in tuple(self._leaving.items()):
             successors = [targets[alias] for alias in leaving.aliases if alias in targets]
-            if revision in named or all(ready >= wanted for wanted in successors):
+            is_replaced = all(snapshot.ready_of.get(one) for wanted in successors for one in wanted)
+            if revision in named or is_replaced or revision in snapshot.revocation_of:
                 del self._leaving[revision]
 
     def kept(self, now: float) -> frozenset[str]:
