@@ -377,7 +377,7 @@ class SimStream:
         self._server.streams[self] = None
         missed = [event for event in self._server.log if event[0] >= start and event[2].key.startswith(prefix)]
         while missed:  # in pieces, whole revisions, under the header of the store's head
-            last = missed[min(len(missed), self._rng.randint(1, 20)) - 1][0]
+            last = missed[min(len(missed), self._rng.randint(1, 4)) - 1][0]
             piece = [event for event in missed if event[0] <= last]
             self._send(piece)
             missed = missed[len(piece) :]

@@ -71,7 +71,10 @@ class Registry:
         """End it; what it has sent may still arrive."""
         self.link.cut()
         self.link.state = "dead"
-        await cancel_and_wait(self.task)
+        self.task.cancel()
+        _, still = await asyncio.wait([self.task], timeout=30.0)
+        if still:
+            raise BrokenLaw(f"{self.name} does not end when it is cancelled")
 
     async def _run(self, link: Link) -> None:
         clock = self._server.loop.time
@@ -158,7 +161,7 @@ class World:
             "restore",
         )
         act = self.rng.choices(acts, (60, 6, 4, 6, 4, 4, 5, 4, 4, 1, 0.4, 3, 0.6))[0]
-        link = self.rng.choice(self.links())
+        link = self.rng.choice([*self.links(), self.twin_link])
         self.acts.append(f"{self.loop.time():.3f} {act} {link.name}")
         if act == "write":
             for _ in range(self.rng.choice((1, 1, 3))):
@@ -177,7 +180,7 @@ class World:
                 stream.drops += act == "drop" and self.loses_events
                 stream.repeats += act == "repeat"
         elif act == "compact":
-            self.server.compact(self.rng.randint(1, self.server.revision))
+            self.server.compact(self.rng.choice((self.server.revision, self.rng.randint(1, self.server.revision))))
         elif act == "kill":
             registry = self.rng.choice(self.registries)
             await registry.kill()

@@ -1,0 +1,59 @@
+"""Leader changes and watchers, simulated: deliveries late, lost and twice, processes that die, stores that change.
+
+The seeds of a bug's discovery stay in the range: 62 and 103 (an epoch that outlived its store), 10 (a claim whose
+answer was lost: nobody led), 24 and 45 (a ghost of a restored backup), 0 (a cancellation that a TaskGroup forgot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from faults.mutations import BLIND, MUTATIONS
+from faults.sim_store import BrokenLaw
+from faults.sim_world import simulate
+from headrace.runtime.snapshot_follower import ROOT_KEY
+from headrace.runtime.telemetry import configure_logging
+
+SEEDS = 500
+CHUNK = 50
+HINTS = {}
+"""Seeds that showed a mutation; when the code changes another one will, and the search goes on."""
+SEARCH = 250
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    configure_logging("sim", level="critical")
+    yield
+    configure_logging("test", level="info")
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_law_is_broken(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        try:
+            simulate(seed)
+        except BrokenLaw as broken:
+            raise AssertionError(f"seed {seed}: {broken}") from broken
+
+
+def test_a_seed_is_one_story() -> None:
+    assert simulate(7).trace() == simulate(7).trace()
+    assert simulate(7).trace() != simulate(8).trace()
+
+
+@pytest.mark.parametrize("name", [*MUTATIONS, BLIND])
+def test_a_bug_is_noticed(name: str) -> None:
+    hints = HINTS.get(name, ())
+    for seed in (*hints, *range(SEARCH)):
+        try:
+            if name == BLIND:
+                simulate(seed, blind_to=ROOT_KEY)
+            else:
+                with MUTATIONS[name]():
+                    simulate(seed)
+        except BrokenLaw:
+            return
+    raise AssertionError(f"no seed up to {SEARCH} shows it")
