@@ -6,7 +6,7 @@ from headrace.control import attempts
 from headrace.control.attempt_book import Cause
 from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, Reason
-from support.attempts import RUN, book, wanted
+from support.attempts import REVISION, RUN, book, wanted
 
 
 @pytest.fixture
@@ -38,6 +38,18 @@ def test_what_does_not_fit_is_refused_and_costs_nothing(ledger, changes, reason)
     assert not ledger.attempts
     with pytest.raises(DuplicateAttempt):  # its one end was the refusal
         ledger.dispatch(wanted(1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [(REVISION, Reason.REVOKED), ("replicas/a", Reason.STALE_EPOCH)], ids=["revision", "replica"]
+)
+def test_nothing_starts_on_what_is_revoked_and_what_runs_goes_on(ledger, name, reason):
+    ledger.dispatch(wanted(1), 0.0)
+    ledger.revoked = frozenset({name})
+    with pytest.raises(Failure) as refused:
+        ledger.dispatch(wanted(2), 0.0)
+    assert refused.value.reason is reason
+    assert ledger.finish(1, RUN) is not None
 
 
 def test_draining_refuses_new_attempts_and_keeps_the_old(ledger):

@@ -95,6 +95,19 @@ def test_a_revoked_replica_is_not_taken() -> None:
     assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/b"}
 
 
+@pytest.mark.parametrize("name", ["chat", ONE.name])
+def test_a_revoked_revision_is_refused(name: str) -> None:
+    routes = replace(snapshot(), revocations=(Revocation(ONE.name), Revocation(TWO.name)))
+    with pytest.raises(Failure) as caught:
+        resolve_revision(routes, name, lambda: 0.0)
+    assert (caught.value.reason, caught.value.field) == (Reason.REVOKED, "model")
+
+
+def test_an_alias_goes_by_its_other_targets_while_one_is_revoked() -> None:
+    routes = replace(snapshot(weights=(99, 1)), revocations=(Revocation(ONE.name),))
+    assert {resolve_revision(routes, "chat", lambda d=d: d / 10).name for d in range(10)} == {TWO.name}  # type: ignore[misc]
+
+
 def test_the_only_one_of_many_that_will_do_is_found() -> None:
     routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
     assert choose(routes, reachable=lambda endpoint: endpoint == "r1234:1").name == "replicas/r1234"

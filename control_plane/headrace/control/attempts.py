@@ -52,6 +52,8 @@ class AttemptLedger:
         """Attempts of which output was forwarded; the hot path adds whole steps."""
         self.counts = AttemptCounts()
         self.draining = False
+        self.revoked: frozenset[str] = frozenset()
+        """Revisions and replicas on which nothing may start."""
         self.version = 0
         """Rises whenever a load may have changed."""
         self._waiting_bytes = 0
@@ -296,7 +298,9 @@ class AttemptLedger:
     def _worker_for(self, wanted: Dispatched) -> WorkerBook:
         if self.draining:
             raise Failure(Reason.DRAINING, "This Scheduler is draining; choose another replica.")
-        book = self.workers.get(wanted.replica)
+        if wanted.revision in self.revoked:
+            raise Failure(Reason.REVOKED, "This model was revoked; name another one.", field="model")
+        book = None if wanted.replica in self.revoked else self.workers.get(wanted.replica)
         if book is None or wanted.epoch not in book.epochs or book.revision != wanted.revision:
             raise Failure(
                 Reason.STALE_EPOCH,

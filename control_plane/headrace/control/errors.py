@@ -51,6 +51,8 @@ class Reason(enum.Enum):
     EVENTS_EXPIRED = "EVENTS_EXPIRED"
     STREAM_TAKEN_OVER = "STREAM_TAKEN_OVER"
     RESOURCE_IN_USE = "RESOURCE_IN_USE"
+    SNAPSHOT_TOO_OLD = "SNAPSHOT_TOO_OLD"
+    REVOKED = "REVOKED"
 
 
 class Blame(enum.Enum):
@@ -169,6 +171,12 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         ),
         Reason.RESOURCE_IN_USE: Rule(
             "FAILED_PRECONDITION", _C, Retry.NOBODY, "Change or delete first what metadata names in `usedBy`."
+        ),
+        Reason.SNAPSHOT_TOO_OLD: Rule(
+            "UNAVAILABLE", _S, Retry.CLIENT, "Use another Router; this one has not heard etcd for too long.", 1.0
+        ),
+        Reason.REVOKED: Rule(
+            "FAILED_PRECONDITION", _C, Retry.NOBODY, "Name another model; operators see why: `headrace revoke`."
         ),
     }
 )

@@ -61,6 +61,7 @@ FINISH_OF: Mapping[Reason, Finish] = {
     Reason.QUEUE_TIMEOUT: Finish.REJECTED,
     Reason.SLOW_CONSUMER: Finish.SLOW_CONSUMER,
     Reason.DRAINING: Finish.DRAINED,
+    Reason.REVOKED: Finish.FAILED,
 }
 """How a request ends that is ended from this side, by cause. Different causes may share an end, never a reason."""
 

@@ -24,11 +24,14 @@ DRAWS_MAX = 12
 def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> Revision:
     """Find the revision that `model` names: a revision itself, or an alias, whose weights then decide.
 
+    Targets that are revoked have no weight.
+
     Raises:
-        Failure: MODEL_NOT_FOUND.
+        Failure: MODEL_NOT_FOUND, or REVOKED.
     """
     exact = snapshot.revision_by_name.get(model)
     if exact is not None:
+        check_not_revoked(snapshot, exact)
         return exact
     alias = snapshot.alias_by_name.get(model) or snapshot.alias_by_name.get(f"aliases/{model}")
     if alias is None:
@@ -38,12 +41,34 @@ def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> R
             field="model",
             metadata={"resourceName": model[:128], "snapshotVersion": str(snapshot.version)},
         )
-    point = random() * sum(target.weight for target in alias.targets)
-    for target in alias.targets:
+    targets = [target for target in alias.targets if target.revision not in snapshot.revocation_of]
+    if not targets:
+        raise _revoked(snapshot, alias.name)
+    point = random() * sum(target.weight for target in targets)
+    for target in targets:
         point -= target.weight
         if point < 0:
             return snapshot.revision_by_name[target.revision]
-    return snapshot.revision_by_name[alias.targets[-1].revision]
+    return snapshot.revision_by_name[targets[-1].revision]
+
+
+def check_not_revoked(snapshot: RoutingSnapshot, revision: Revision) -> None:
+    """Refuse to start anything on a revision that was revoked.
+
+    Raises:
+        Failure: REVOKED.
+    """
+    if snapshot.is_revoked(revision.name):
+        raise _revoked(snapshot, revision.name)
+
+
+def _revoked(snapshot: RoutingSnapshot, name: str) -> Failure:
+    return Failure(
+        Reason.REVOKED,
+        "This model was revoked; name another one.",
+        field="model",
+        metadata={"resourceName": name, "snapshotVersion": str(snapshot.version)},
+    )
 
 
 def choose_replica(

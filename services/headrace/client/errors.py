@@ -171,6 +171,8 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.EVENTS_EXPIRED: RequestError,
     Reason.STREAM_TAKEN_OVER: TakenOver,
     Reason.RESOURCE_IN_USE: RequestError,
+    Reason.SNAPSHOT_TOO_OLD: Unavailable,
+    Reason.REVOKED: RequestError,
 }
 
 _BY_CODE: Mapping[str, type[HeadraceError]] = {

@@ -18,7 +18,7 @@ from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
 from headrace.runtime.membership import Membership
 from headrace.runtime.service_report import ServiceReport
-from headrace.runtime.snapshot_follower import SnapshotFollower
+from headrace.runtime.snapshot_follower import Freshness, SnapshotFollower
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger, serve_metrics
 
@@ -50,7 +50,9 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         store = await EtcdStore.connect(settings, "router")
         stack.push_async_callback(store.aclose)
         follower = SnapshotFollower(store, shard_codec)
+        routes.is_too_old = lambda: follower.freshness(time.monotonic()) is Freshness.HARD
         follower.subscribe(routes.apply)
+        follower.subscribe(service.sessions.end_revoked)
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))
         report = ServiceReport(

@@ -11,7 +11,7 @@ from headrace.control.credit import WINDOW_MIN
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
-from headrace.control.placement import choose_replica, resolve_revision
+from headrace.control.placement import check_not_revoked, choose_replica, resolve_revision
 from headrace.control.request import Terms
 from headrace.control.resources import Replica, Revision
 from headrace.control.snapshot import RoutingSnapshot
@@ -58,6 +58,7 @@ class Planner:
         settings = self._settings
         check_request(request, self._limits)
         snapshot = self._snapshot()
+        self._refuse_if_too_old(snapshot)
         revision = resolve_revision(snapshot, request.model, random.random)
         resumable = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
         return Plan(
@@ -86,6 +87,7 @@ class Planner:
         if plan.budget.remaining_s(time.monotonic()) <= 0:
             raise Failure(Reason.DEADLINE_EXCEEDED, "The deadline passed before the request could be started.")
         snapshot = self._snapshot()
+        check_not_revoked(snapshot, plan.revision)
         if plan.revision.name not in snapshot.replicas_of:
             snapshot = plan.snapshot
         replica = choose_replica(
@@ -97,6 +99,15 @@ class Planner:
             random=random.random,
         )
         return self._routes.link(replica.endpoint), replica
+
+    def _refuse_if_too_old(self, snapshot: RoutingSnapshot) -> None:
+        """Past the hard age a revocation may have been missed: nothing new is started, what runs goes on."""
+        if self._settings.past_hard_age == "refuse" and self._routes.is_too_old():
+            raise Failure(
+                Reason.SNAPSHOT_TOO_OLD,
+                f"This Router has not heard the store for more than {snapshot.hard_age_s:g} s; use another Router.",
+                metadata={"snapshotVersion": str(snapshot.version), "hardAgeSeconds": f"{snapshot.hard_age_s:g}"},
+            )
 
     def _snapshot(self) -> RoutingSnapshot:
         snapshot = self._routes.snapshot

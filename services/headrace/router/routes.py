@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
@@ -20,6 +20,8 @@ class Routes:
 
     def __init__(self, *, router: str, incarnation: str) -> None:
         self.snapshot: RoutingSnapshot | None = None
+        self.is_too_old: Callable[[], bool] = lambda: False
+        """Whether the snapshot is past its hard age now; set by who follows it."""
         self._router = router
         self._incarnation = incarnation
         self._links: dict[str, SchedulerLink] = {}

@@ -269,6 +269,12 @@ class Session:
         """The caller asks for the end."""
         self._ask_end(Reason.CLIENT_CANCELLED)
 
+    def revoke(self) -> None:
+        """What it runs on was revoked: nothing more of it is told."""
+        if self.machine.ask_end(Reason.REVOKED, time.monotonic()):
+            self._stop_engine(Finish.CANCELLED)
+        self._proceed()
+
     def drain(self) -> None:
         """Have the engine end it; what it has generated is still told."""
         if self.machine.wind_down(Reason.DRAINING, time.monotonic()):

@@ -19,6 +19,7 @@ from headrace.control.errors import Failure, Reason
 from headrace.control.holdings import ResourceLedger
 from headrace.control.lifecycle import Phase
 from headrace.control.resources import Replica
+from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
@@ -162,6 +163,13 @@ class Sessions:
             self._kept_bytes -= kept.size
             self._running[session.name] = session
             self.idle.clear()
+
+    def end_revoked(self, snapshot: RoutingSnapshot) -> None:
+        """End what runs on a revision or a replica whose revocation says so."""
+        ended = {r.name for r in snapshot.revocations if r.end_running}
+        for session in self if ended else ():
+            if session.plan.revision.name in ended or not ended.isdisjoint(session.machine.record.tried[-1:]):
+                session.revoke()
 
     def sweep(self) -> None:
         """Look at the time, for all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Literal
 
 from pydantic import Field
 
@@ -55,5 +56,9 @@ class RouterSettings(EtcdSettings):
         description="Metadata key in which a trusted proxy names the tenant of a call; a request can be read, resumed"
         " and cancelled only by its tenant. Empty: all callers are one tenant.",
         pattern="^[a-z0-9._-]{0,64}$",
+    )
+    past_hard_age: Literal["refuse", "serve"] = Field(
+        "refuse",
+        description="New requests while the snapshot is past its hard age, when a revocation may have been missed.",
     )
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)

@@ -39,6 +39,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.QUEUE_TIMEOUT: "The request waited too long for a slot; nothing was computed.",
     Reason.EXECUTION_TIMEOUT: "The request ran longer than this service lets one run.",
     Reason.SLOW_CONSUMER: "The stream was not read for too long.",
+    Reason.REVOKED: "What it ran on was revoked before the answer was complete.",
     Reason.DRAINING: "The worker was drained before the answer was complete.",
     Reason.SEQUENCE_GAP: "Output was lost on the way here; what was sent cannot be trusted to be whole.",
 }

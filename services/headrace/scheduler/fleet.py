@@ -78,6 +78,7 @@ class Fleet:
     def apply(self, snapshot: RoutingSnapshot) -> None:
         """Start what a snapshot wants and drain what it does not."""
         self._snapshot = snapshot
+        self._relay.ledger.revoked = frozenset(snapshot.revocation_of)
         self._replacements.apply(snapshot, time.monotonic())
         self._decide()
 

@@ -44,6 +44,8 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_EVENTS_EXPIRED: _ClassVar[Reason]
     REASON_STREAM_TAKEN_OVER: _ClassVar[Reason]
     REASON_RESOURCE_IN_USE: _ClassVar[Reason]
+    REASON_SNAPSHOT_TOO_OLD: _ClassVar[Reason]
+    REASON_REVOKED: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_CONTEXT_LENGTH_EXCEEDED: Reason
@@ -76,6 +78,8 @@ REASON_NOT_RESUMABLE: Reason
 REASON_EVENTS_EXPIRED: Reason
 REASON_STREAM_TAKEN_OVER: Reason
 REASON_RESOURCE_IN_USE: Reason
+REASON_SNAPSHOT_TOO_OLD: Reason
+REASON_REVOKED: Reason
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "field", "metadata", "retry_delay")
