@@ -21,6 +21,7 @@ _COMMANDS = {
     "revision": "headrace.cli.revision:revision",
     "alias": "headrace.cli.alias:alias",
     "revoke": "headrace.cli.revoke:revoke",
+    "snapshot": "headrace.cli.snapshot:snapshot",
     "audit": "headrace.cli.audit:audit",
     "router": "headrace.cli.serve:router",
     "scheduler": "headrace.cli.serve:scheduler",
