@@ -165,6 +165,15 @@ async def test_a_claim_is_given_to_one(store: EtcdStore, etcd: Etcd) -> None:
         assert [claim is None for claim in claims].count(True) == 1
 
 
+async def test_a_claim_whose_answer_was_lost_is_found_by_claiming_again(store: EtcdStore) -> None:
+    async with Membership(store, 15) as one, Membership(store, 15) as two:
+        epoch = await one.claim("registry/leader", b"1")
+        assert epoch is not None
+        assert await one.claim("registry/leader", b"1") == epoch
+        assert await one.claim("registry/leader", b"2") is None
+        assert await two.claim("registry/leader", b"1") is None, "the same name under another lease is another process"
+
+
 async def test_no_store_at_the_start_is_a_failure_with_a_reason() -> None:
     store = EtcdStore(EtcdConfig(("127.0.0.1:1",)))
     with pytest.raises(Failure) as caught:
