@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from faults.sim_loop import VirtualLoop
 from headrace.adapters.etcd_transport import StoreUnavailable
 from headrace.adapters.etcd_watch import PrefixWatch
 from headrace.adapters.shard_codec import parse_root
@@ -23,29 +23,6 @@ from headrace.runtime.ports import Compare, Head, KeyValue, LeaseNotFound, Listi
 from headrace.runtime.snapshot_follower import ROOT_KEY
 
 TICK_S = 0.25
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while nothing can run."""
-
-    def __init__(self) -> None:
-        self._virtual = _Idle()
-        super().__init__(self._virtual)
-
-    def time(self) -> float:
-        """Seconds since it began."""
-        return self._virtual.now
-
-
-class _Idle(selectors.SelectSelector):
-    """Waits by moving the clock."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "everything waits for ever"
-        self.now += max(timeout, 0.0)
-        return []
 
 
 class BrokenLaw(AssertionError):

@@ -12,7 +12,8 @@ import random
 from typing import Any
 
 from faults.readers import Twin, Versions
-from faults.sim_store import BrokenLaw, Link, SimEtcd, VirtualLoop
+from faults.sim_loop import VirtualLoop
+from faults.sim_store import BrokenLaw, Link, SimEtcd
 from headrace.adapters import route_codec, shard_codec
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control.errors import Failure

@@ -1,7 +1,7 @@
 """Leader changes and watchers, simulated: deliveries late, lost and twice, processes that die, stores that change.
 
-The seeds of a bug's discovery stay in the range: 62 and 103 (an epoch that outlived its store), 10 (a claim whose
-answer was lost: nobody led), 24 and 45 (a ghost of a restored backup), 0 (a cancellation that a TaskGroup forgot).
+It found these, each a mutation now: an epoch that outlived its store, a claim whose answer was lost (nobody led any
+more), a ghost of a restored backup that fenced the living, a cancellation that a TaskGroup forgot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from headrace.runtime.telemetry import configure_logging
 
 SEEDS = 500
 CHUNK = 50
-HINTS = {}
+HINTS = {
+    "a watch resumes from the header's revision": (84,),
+    "compaction is skipped over": (101,),
+    "an old leader is not fenced": (26,),
+}
 """Seeds that showed a mutation; when the code changes another one will, and the search goes on."""
 SEARCH = 250
 
