@@ -108,6 +108,12 @@ def test_an_alias_goes_by_its_other_targets_while_one_is_revoked() -> None:
     assert {resolve_revision(routes, "chat", lambda d=d: d / 10).name for d in range(10)} == {TWO.name}  # type: ignore[misc]
 
 
+def test_where_almost_all_are_revoked_the_other_is_found() -> None:
+    replicas = [replica(f"r{n:04}") for n in range(500)]
+    routes = replace(snapshot(*replicas), revocations=tuple(Revocation(r.name) for r in replicas[:-1]))
+    assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/r0499"}
+
+
 def test_the_only_one_of_many_that_will_do_is_found() -> None:
     routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
     assert choose(routes, reachable=lambda endpoint: endpoint == "r1234:1").name == "replicas/r1234"

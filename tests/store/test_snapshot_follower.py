@@ -43,6 +43,8 @@ class FakeStore:
         """What `get` finds."""
         self.reads: list[str] = []
         self.is_down = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def watch(self, prefix: str, on_reset: Callable[..., None], on_changes: Callable[..., None]) -> Any:
         assert ROOT_KEY.startswith(prefix)
@@ -51,6 +53,7 @@ class FakeStore:
 
     async def get(self, key: str, **_: object) -> KeyValue | None:
         self.reads.append(key)
+        await self.answers.wait()
         if self.is_down:
             raise Failure(Reason.STORE_UNAVAILABLE, "down")
         return KeyValue(key, self.kept[key], 1, 1, 1) if key in self.kept else None
@@ -236,8 +239,12 @@ async def test_a_newer_root_supersedes_one_that_waits_for_its_shards(
     async with following(follower):
         store.list(snapshot(1))
         store.kept = stored_keys(snapshot(2, "m"))
+        store.answers.clear()
         store.put_root(store.kept[ROOT_KEY])
+        while not store.reads:
+            await asyncio.sleep(0)
         store.publish(snapshot(3, "n"))
+        store.answers.set()
         for _ in range(20):
             await asyncio.sleep(0)
     assert seen == [1, 3]
