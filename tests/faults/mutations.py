@@ -9,8 +9,7 @@ from unittest import mock
 from headrace.adapters import etcd_watch
 from headrace.control.watch_cursor import Change, News, Relist, WatchCursor
 from headrace.registry.publisher import Publisher
-from headrace.runtime import membership, snapshot_follower
-from headrace.runtime.membership import Membership
+from headrace.runtime import snapshot_follower
 from headrace.runtime.ports import Compare
 from headrace.runtime.snapshot_follower import SnapshotFollower
 
@@ -98,21 +97,6 @@ def _keeps_epoch() -> Any:
     return mock.patch.object(Publisher, "_on_reset", reset)
 
 
-def _claims_once() -> Any:
-    real = Membership.claim
-
-    async def claim(self: Membership, key: str, value: bytes) -> int | None:
-        return await real(self, key, value) if await self._store.get(key) is None else None
-
-    return mock.patch.object(Membership, "claim", claim)
-
-
-class _Forgetful(membership._Record):
-    """Does not know which epochs it has had."""
-
-    last_epoch = property(lambda self: 0, lambda self, epoch: None)  # type: ignore[assignment]
-
-
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "events are applied twice": _cursor(AppliesTwice),
     "a watch resumes from the header's revision": _cursor(ResumesFromTheHeader),
@@ -123,9 +107,6 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "an old snapshot is taken over": _takes_any_version,
     "a reader stays with the incarnation it began with": _forgets_incarnation,
     "an epoch outlives its store": _keeps_epoch,
-    "a claim whose answer was lost is never found": _claims_once,
-    "a ghost of a restored backup fences": lambda: mock.patch.object(membership, "_Record", _Forgetful),
-    "a watch forgets that it was cancelled": lambda: mock.patch.object(etcd_watch, "_raise_if_cancelled"),
 }
 BLIND = "the root is not compared"
 """This one is in the simulated etcd."""

@@ -1,7 +1,7 @@
 """Leader changes and watchers, simulated: deliveries late, lost and twice, processes that die, stores that change.
 
-It found these, each a mutation now: an epoch that outlived its store, a claim whose answer was lost (nobody led any
-more), a ghost of a restored backup that fenced the living, a cancellation that a TaskGroup forgot.
+It has found: an epoch that outlived its store, a claim whose answer was lost (nobody led any more), a ghost of a
+restored backup that fenced the living, a cancellation that a TaskGroup forgot.
 """
 
 from __future__ import annotations
