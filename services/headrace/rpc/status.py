@@ -50,9 +50,7 @@ def to_status(failure: Failure) -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=_duration(failure.retry_after_s)))
     if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
         details.append(
-            error_details_pb2.ResourceInfo(
-                resource_name=metadata["resourceName"], description="does not exist"
-            )
+            error_details_pb2.ResourceInfo(resource_name=metadata["resourceName"], description="does not exist")
         )
     status = status_pb2.Status(
         code=code_of(failure.reason).value[0], message=_cut(failure.message, MESSAGE_CHARACTERS_MAX)
