@@ -10,6 +10,7 @@ from headrace.control.client_retry import (
     RetryPolicy,
     decide_resume,
     decide_retry,
+    is_refusal,
     is_resumable,
 )
 from headrace.control.errors import RULES, Reason, Retry
@@ -200,3 +201,32 @@ def test_a_resumption_is_begun_in_the_window_and_before_the_deadline(
         assert broken_s + wait_s < 10.0
         assert remaining_s is None or wait_s < remaining_s
         assert wait_s == retry_after_s or 0 <= wait_s <= POLICY.backoff_max_s
+
+
+DRAINING = AttemptFailure("UNAVAILABLE", Reason.DRAINING, retry_after_s=0.0, pushback="0")
+
+
+@pytest.mark.parametrize(
+    ("failure", "before", "expected"),
+    [
+        pytest.param(DRAINING, 0, True, id="an instance that stops says so"),
+        pytest.param(unavailable(), 0, False, id="nobody is there: an ordinary failure"),
+        pytest.param(unavailable(), 1, True, id="nobody is there, after one that stops: it is restarting"),
+        pytest.param(unavailable(accepted=True), 1, False, id="a worker had it"),
+        pytest.param(overloaded(), 1, False, id="another refusal is another thing"),
+    ],
+)
+def test_what_counts_as_a_refusal_of_a_fleet_that_restarts(
+    failure: AttemptFailure, before: int, expected: bool
+) -> None:
+    assert is_refusal(failure, refusals=before) is expected
+
+
+def test_refusals_cost_no_attempt_but_time_from_the_second_on() -> None:
+    waits = []
+    for refusals in range(1, 20):
+        wait_s = decide_retry(POLICY, DRAINING, attempts=refusals, refusals=refusals, remaining_s=60.0, jitter=1.0)
+        if wait_s is None:
+            break
+        waits.append(wait_s)
+    assert waits == [0.0, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3], "attempts_max - 1 + refusals_max calls follow the first"

@@ -6,6 +6,7 @@ restored backup that fenced the living, a cancellation that a TaskGroup forgot.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,8 @@ from faults.sim_world import simulate
 from headrace.runtime.snapshot_follower import ROOT_KEY
 from headrace.runtime.telemetry import configure_logging
 
-SEEDS = 500
+SEEDS = int(os.environ.get("SEEDS", "150"))
+"""SEEDS=5000 pytest tests/faults/test_leader_sim.py tries more."""
 CHUNK = 50
 HINTS = {
     "a watch resumes from the header's revision": (84,),

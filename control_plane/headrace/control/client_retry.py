@@ -28,6 +28,8 @@ class RetryPolicy:
     backoff_first_s: float = 0.05
     """Upper end of the first wait where the service names none; it doubles for each further one."""
     backoff_max_s: float = 1.0
+    refusals_max: int = 6
+    """Calls beyond `attempts_max` that instances which stop may refuse: they have not begun, so they cost nothing."""
 
     def __post_init__(self) -> None:
         """Check."""
@@ -60,6 +62,7 @@ def decide_retry(
     failure: AttemptFailure,
     *,
     attempts: int,
+    refusals: int = 0,
     remaining_s: float | None,
     jitter: float,
 ) -> float | None:
@@ -69,6 +72,7 @@ def decide_retry(
         policy: None means never again.
         failure: the latest.
         attempts: calls made so far, 1 or more.
+        refusals: how many of them are refusals of a fleet that restarts, `is_refusal`; the latest is one if 1 or more.
         remaining_s: until the request's deadline; None for no deadline.
         jitter: drawn evenly from 0 to 1.
 
@@ -76,15 +80,34 @@ def decide_retry(
         Seconds to wait before the next call, or None if there is to be none. The server's delay is kept exactly; a
         wait that would reach the deadline is not begun, so the caller hears of the real failure now.
     """
-    if policy is None or failure.output or attempts >= policy.attempts_max or not _is_retryable(failure):
+    if policy is None or failure.output or not _is_retryable(failure):
+        return None
+    if attempts - min(refusals, policy.refusals_max) >= policy.attempts_max:
         return None
     wait_s = _named_wait_s(failure)
+    if refusals > 1 and (wait_s is None or wait_s == 0):
+        # The first instance said "another one, at once", and that one is no better: give them time to come back.
+        wait_s = (0.5 + jitter / 2) * min(policy.backoff_max_s, 2 * policy.backoff_first_s * 2 ** min(refusals - 2, 16))
     if wait_s is None:
         # Full jitter: the whole interval, so that clients that failed together do not return together.
         wait_s = jitter * min(policy.backoff_max_s, policy.backoff_first_s * 2 ** (attempts - 1))
     if wait_s < 0 or (remaining_s is not None and wait_s >= remaining_s):
         return None
     return wait_s
+
+
+def is_refusal(failure: AttemptFailure, *, refusals: int) -> bool:
+    """Whether a call was refused by an instance that stops, or, once one has said so, by one that is not there.
+
+    Args:
+        failure: the latest.
+        refusals: those before it.
+    """
+    if failure.accepted or failure.output:
+        return False
+    return failure.reason is Reason.DRAINING or (
+        refusals > 0 and failure.reason is None and failure.code == "UNAVAILABLE"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from headrace.control.client_retry import (
     RetryPolicy,
     decide_resume,
     decide_retry,
+    is_refusal,
     is_resumable,
 )
 from headrace.control.errors import RULES, Failure, Reason
@@ -91,6 +92,7 @@ class Session:
         self._targets = targets
         self._deadline: float | None = None
         self.calls = 0
+        self._refusals = 0
         self.is_over = False
         """Whether the request has ended as far as its reader can know, or is none of its business any more."""
         self._acknowledging = Acknowledging()
@@ -292,8 +294,15 @@ class Session:
             retry_after_s=failure.retry_after_s if failure else None,
             pushback=_trailer(rpc_error, status.PUSHBACK),
         )
+        if is_refusal(attempt, refusals=self._refusals):
+            self._refusals += 1
         return decide_retry(
-            self._retry, attempt, attempts=self.calls, remaining_s=self._remaining_s(), jitter=self._draw()
+            self._retry,
+            attempt,
+            attempts=self.calls,
+            refusals=self._refusals,
+            remaining_s=self._remaining_s(),
+            jitter=self._draw(),
         )
 
     def _remaining_s(self) -> float | None:
