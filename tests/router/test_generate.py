@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ import pytest
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, Reason
+from headrace.control.resources import Alias, AliasTarget
 from headrace.rpc import status
 from router.harness import DEADLINE_S, REVISION, collect, failure, kinds, running
 
@@ -284,3 +286,19 @@ async def test_bad_input_names_its_field_and_never_reaches_a_scheduler(
         assert h.scheduler.dispatches.empty()
     assert events == []
     assert (failure(error).reason, failure(error).field) == (reason, field)
+
+
+async def test_an_alias_that_moves_to_a_revision_that_loads_takes_nothing_away() -> None:
+    async with running() as h:
+        before = h.routes.snapshot
+        assert before is not None
+        successor = replace(REVISION, execution=replace(REVISION.execution, slots=5))
+        moved = (Alias("aliases/chat", (AliasTarget(successor.name, 1),)),)
+        h.routes.apply(replace(before, version=6, revisions=(REVISION, successor), aliases=moved))
+        answer = asyncio.create_task(collect(h.generate()))
+        dispatch = await h.admitted()
+        assert dispatch.revision == REVISION.name
+        await h.scheduler.end(dispatch.attempt)
+        events, error = await answer
+    assert error is None
+    assert events[0].accepted.revision == REVISION.name
