@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from faults.examine import Breaking, examine
 from faults.leaders import late_write
@@ -30,6 +31,7 @@ async def small_rig(directory: Path) -> AsyncIterator[Rig]:
 
 
 async def test_the_laws_hold_through_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = structlog.get_config()
     configure_logging("faults", level="critical")
     monkeypatch.setattr("faults.single.AWAY_S", 5.5)
     async with small_rig(tmp_path) as made:
@@ -38,7 +40,8 @@ async def test_the_laws_hold_through_faults(tmp_path: Path, monkeypatch: pytest.
             assert outcome.verdict == "holds", f"{name}: {outcome.proofs} {outcome.broken}"
             assert outcome.versions > 0
             assert outcome.promised > 0
-    configure_logging("test", level="info")
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
 
 
 async def test_what_did_not_happen_is_invalid_and_a_broken_law_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from faults.mutations import BLIND, MUTATIONS
 from faults.sim_store import BrokenLaw
@@ -31,9 +32,11 @@ SEARCH = 250
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
+    before = structlog.get_config()
     configure_logging("sim", level="critical")
     yield
-    configure_logging("test", level="info")
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
