@@ -157,7 +157,7 @@ class Session:
 
     def acknowledge(self, sequence: int) -> None:
         self.world.laws.on_acknowledged(self, sequence)
-        self.machine.window.acknowledge(sequence)
+        self.machine.window.acknowledge(min(sequence, self.machine.sequence))
         self._grant()
 
     def _grant(self) -> None:

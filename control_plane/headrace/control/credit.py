@@ -58,6 +58,8 @@ class CreditWindow:
     """Low watermark, tokens: with this many outstanding, more is granted. By default half the window."""
     _unconfirmed: deque[tuple[int, int]] = field(default_factory=deque)
     """(sequence, position behind that event), oldest first; only where the reader acknowledges."""
+    _confirmed: int = 0
+    """Newest sequence that the current reader has confirmed."""
 
     def __post_init__(self) -> None:
         if self.low < 0:
@@ -95,11 +97,19 @@ class CreditWindow:
         self.sent = max(self.sent, self.position)
         if self.reader is Reader.IMPLICIT:
             self.taken = self.position
+        elif sequence <= self._confirmed:  # the reader was faster than the news that the transport had taken it
+            self.taken = self.position
+            self.acknowledged = max(self.acknowledged, self.taken)
         elif tokens:
             self._unconfirmed.append((sequence, self.position))
 
     def acknowledge(self, sequence: int) -> None:
-        """The reader confirms all events up to `sequence`; a repeated or older confirmation changes nothing."""
+        """The reader confirms all events up to `sequence`; a repeated or older confirmation changes nothing.
+
+        It may come before `write` says that the event is out, but never for one that was not begun: the caller sees to
+        that.
+        """
+        self._confirmed = max(self._confirmed, sequence)
         unconfirmed = self._unconfirmed
         if not unconfirmed or unconfirmed[0][0] > sequence:
             return
@@ -112,6 +122,7 @@ class CreditWindow:
         self.reader = reader
         self.position = self.taken = position
         self._unconfirmed.clear()
+        self._confirmed = 0
         if reader is Reader.EXPLICIT:  # it has said how far it read
             self.acknowledged = max(self.acknowledged, min(position, self.sent))
 

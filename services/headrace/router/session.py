@@ -214,7 +214,7 @@ class Session:
         """The reader confirms all events up to `sequence`; one whose stream was taken over confirms nothing."""
         if reader is not self.reader:
             return
-        self.machine.window.acknowledge(sequence)
+        self.machine.window.acknowledge(min(sequence, self.machine.sequence))
         self._grant()
 
     def _grant(self) -> None:
