@@ -53,6 +53,12 @@ class Reason(enum.Enum):
     RESOURCE_IN_USE = "RESOURCE_IN_USE"
     SNAPSHOT_TOO_OLD = "SNAPSHOT_TOO_OLD"
     REVOKED = "REVOKED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+    DEADLINE_UNMEETABLE = "DEADLINE_UNMEETABLE"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    IDEMPOTENCY_ORIGIN_LOST = "IDEMPOTENCY_ORIGIN_LOST"
 
 
 class Blame(enum.Enum):
@@ -177,6 +183,24 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         ),
         Reason.REVOKED: Rule(
             "FAILED_PRECONDITION", _C, Retry.NOBODY, "Name another model; operators see why: `headrace revoke`."
+        ),
+        Reason.UNAUTHENTICATED: Rule(
+            "UNAUTHENTICATED", _C, Retry.NOBODY, "Send metadata `authorization: Bearer KEY`, or a client certificate."
+        ),
+        Reason.PERMISSION_DENIED: Rule(
+            "PERMISSION_DENIED", _C, Retry.NOBODY, "Ask operators: `headrace tenant` shows and sets what is allowed."
+        ),
+        Reason.QUOTA_EXCEEDED: Rule(
+            "RESOURCE_EXHAUSTED", _C, Retry.CLIENT, "Send less, or later; QuotaFailure names the limit.", 1.0
+        ),
+        Reason.DEADLINE_UNMEETABLE: Rule(
+            "RESOURCE_EXHAUSTED", _S, Retry.CLIENT, "Allow more time, ask for less, or send it later.", 1.0
+        ),
+        Reason.IDEMPOTENCY_KEY_REUSED: Rule(
+            "INVALID_ARGUMENT", _C, Retry.NOBODY, "Make a new key for a request with other content."
+        ),
+        Reason.IDEMPOTENCY_ORIGIN_LOST: Rule(
+            "ABORTED", _S, Retry.APPLICATION, "Decide whether to run it again, with a new key."
         ),
     }
 )

@@ -46,6 +46,12 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_RESOURCE_IN_USE: _ClassVar[Reason]
     REASON_SNAPSHOT_TOO_OLD: _ClassVar[Reason]
     REASON_REVOKED: _ClassVar[Reason]
+    REASON_UNAUTHENTICATED: _ClassVar[Reason]
+    REASON_PERMISSION_DENIED: _ClassVar[Reason]
+    REASON_QUOTA_EXCEEDED: _ClassVar[Reason]
+    REASON_DEADLINE_UNMEETABLE: _ClassVar[Reason]
+    REASON_IDEMPOTENCY_KEY_REUSED: _ClassVar[Reason]
+    REASON_IDEMPOTENCY_ORIGIN_LOST: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_CONTEXT_LENGTH_EXCEEDED: Reason
@@ -80,6 +86,12 @@ REASON_STREAM_TAKEN_OVER: Reason
 REASON_RESOURCE_IN_USE: Reason
 REASON_SNAPSHOT_TOO_OLD: Reason
 REASON_REVOKED: Reason
+REASON_UNAUTHENTICATED: Reason
+REASON_PERMISSION_DENIED: Reason
+REASON_QUOTA_EXCEEDED: Reason
+REASON_DEADLINE_UNMEETABLE: Reason
+REASON_IDEMPOTENCY_KEY_REUSED: Reason
+REASON_IDEMPOTENCY_ORIGIN_LOST: Reason
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "field", "metadata", "retry_delay")

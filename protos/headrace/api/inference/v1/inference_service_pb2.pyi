@@ -18,6 +18,20 @@ class OnDisconnect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ON_DISCONNECT_CANCEL: _ClassVar[OnDisconnect]
     ON_DISCONNECT_CONTINUE: _ClassVar[OnDisconnect]
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_SHEDDABLE: _ClassVar[Priority]
+    PRIORITY_BATCH: _ClassVar[Priority]
+    PRIORITY_STANDARD: _ClassVar[Priority]
+    PRIORITY_CRITICAL: _ClassVar[Priority]
+
+class Recovery(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECOVERY_UNSPECIFIED: _ClassVar[Recovery]
+    RECOVERY_INTERRUPT: _ClassVar[Recovery]
+    RECOVERY_CONTINUE: _ClassVar[Recovery]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
@@ -50,6 +64,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ON_DISCONNECT_UNSPECIFIED: OnDisconnect
 ON_DISCONNECT_CANCEL: OnDisconnect
 ON_DISCONNECT_CONTINUE: OnDisconnect
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_SHEDDABLE: Priority
+PRIORITY_BATCH: Priority
+PRIORITY_STANDARD: Priority
+PRIORITY_CRITICAL: Priority
+RECOVERY_UNSPECIFIED: Recovery
+RECOVERY_INTERRUPT: Recovery
+RECOVERY_CONTINUE: Recovery
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
@@ -73,7 +95,7 @@ FINISH_REASON_REJECTED: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort", "on_disconnect", "window_tokens")
+    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort", "on_disconnect", "window_tokens", "priority", "idempotency_key", "recovery", "affinity_key")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +107,10 @@ class GenerateRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
     WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    AFFINITY_KEY_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     conversation: Conversation
@@ -96,7 +122,11 @@ class GenerateRequest(_message.Message):
     reasoning_effort: ReasoningEffort
     on_disconnect: OnDisconnect
     window_tokens: int
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., window_tokens: _Optional[int] = ...) -> None: ...
+    priority: Priority
+    idempotency_key: str
+    recovery: Recovery
+    affinity_key: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., window_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., idempotency_key: _Optional[str] = ..., recovery: _Optional[_Union[Recovery, str]] = ..., affinity_key: _Optional[str] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages",)
@@ -251,7 +281,7 @@ class GenerateEvent(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., request: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., terminal: _Optional[_Union[Terminal, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("revision", "replica", "attempt", "requested_effort", "default_effort", "effective_effort", "snapshot_version", "prompt_tokens", "cached_prompt_tokens", "window_tokens", "retention")
+    __slots__ = ("revision", "replica", "attempt", "requested_effort", "default_effort", "effective_effort", "snapshot_version", "prompt_tokens", "cached_prompt_tokens", "window_tokens", "retention", "effective_priority")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +293,7 @@ class Accepted(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     revision: str
     replica: str
     attempt: int
@@ -274,7 +305,8 @@ class Accepted(_message.Message):
     cached_prompt_tokens: int
     window_tokens: int
     retention: Retention
-    def __init__(self, revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempt: _Optional[int] = ..., requested_effort: _Optional[_Union[ReasoningEffort, str]] = ..., default_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_effort: _Optional[_Union[ReasoningEffort, str]] = ..., snapshot_version: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., window_tokens: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    effective_priority: Priority
+    def __init__(self, revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempt: _Optional[int] = ..., requested_effort: _Optional[_Union[ReasoningEffort, str]] = ..., default_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_effort: _Optional[_Union[ReasoningEffort, str]] = ..., snapshot_version: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., window_tokens: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., effective_priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("events_max", "bytes_max", "window")
@@ -314,40 +346,82 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., alternatives: _Optional[_Iterable[_Union[TokenLogprob.Alternative, _Mapping]]] = ...) -> None: ...
 
 class Notice(_message.Message):
-    __slots__ = ("kind", "message", "attempt")
+    __slots__ = ("kind", "message", "attempt", "exactness")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Notice.Kind]
         KIND_RETRIED: _ClassVar[Notice.Kind]
         KIND_PAUSED: _ClassVar[Notice.Kind]
         KIND_DEGRADED: _ClassVar[Notice.Kind]
+        KIND_CONTINUED: _ClassVar[Notice.Kind]
     KIND_UNSPECIFIED: Notice.Kind
     KIND_RETRIED: Notice.Kind
     KIND_PAUSED: Notice.Kind
     KIND_DEGRADED: Notice.Kind
+    KIND_CONTINUED: Notice.Kind
+    class Exactness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        EXACTNESS_UNSPECIFIED: _ClassVar[Notice.Exactness]
+        EXACTNESS_EXACT: _ClassVar[Notice.Exactness]
+        EXACTNESS_APPROXIMATE: _ClassVar[Notice.Exactness]
+    EXACTNESS_UNSPECIFIED: Notice.Exactness
+    EXACTNESS_EXACT: Notice.Exactness
+    EXACTNESS_APPROXIMATE: Notice.Exactness
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EXACTNESS_FIELD_NUMBER: _ClassVar[int]
     kind: Notice.Kind
     message: str
     attempt: int
-    def __init__(self, kind: _Optional[_Union[Notice.Kind, str]] = ..., message: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    exactness: Notice.Exactness
+    def __init__(self, kind: _Optional[_Union[Notice.Kind, str]] = ..., message: _Optional[str] = ..., attempt: _Optional[int] = ..., exactness: _Optional[_Union[Notice.Exactness, str]] = ...) -> None: ...
 
 class Terminal(_message.Message):
-    __slots__ = ("finish_reason", "stop", "usage", "error", "attempts", "timing")
+    __slots__ = ("finish_reason", "stop", "usage", "error", "attempts", "timing", "attempt_records")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_RECORDS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     stop: StopMatch
     usage: Usage
     error: _errors_pb2.Error
     attempts: int
     timing: Timing
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[_Union[StopMatch, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    attempt_records: _containers.RepeatedCompositeFieldContainer[AttemptRecord]
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[_Union[StopMatch, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., attempts: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., attempt_records: _Optional[_Iterable[_Union[AttemptRecord, _Mapping]]] = ...) -> None: ...
+
+class AttemptRecord(_message.Message):
+    __slots__ = ("attempt", "replica", "cause", "finish_reason", "usage", "delivered")
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CAUSE_UNSPECIFIED: _ClassVar[AttemptRecord.Cause]
+        CAUSE_FIRST: _ClassVar[AttemptRecord.Cause]
+        CAUSE_RETRY: _ClassVar[AttemptRecord.Cause]
+        CAUSE_HEDGE: _ClassVar[AttemptRecord.Cause]
+        CAUSE_CONTINUATION: _ClassVar[AttemptRecord.Cause]
+    CAUSE_UNSPECIFIED: AttemptRecord.Cause
+    CAUSE_FIRST: AttemptRecord.Cause
+    CAUSE_RETRY: AttemptRecord.Cause
+    CAUSE_HEDGE: AttemptRecord.Cause
+    CAUSE_CONTINUATION: AttemptRecord.Cause
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    replica: str
+    cause: AttemptRecord.Cause
+    finish_reason: FinishReason
+    usage: Usage
+    delivered: bool
+    def __init__(self, attempt: _Optional[int] = ..., replica: _Optional[str] = ..., cause: _Optional[_Union[AttemptRecord.Cause, str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., delivered: _Optional[bool] = ...) -> None: ...
 
 class StopMatch(_message.Message):
     __slots__ = ("eos_token_id", "token_id", "string")

@@ -92,6 +92,36 @@ class RegistryServiceStub:
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
                 _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/SetTenant',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.GetTenant = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/GetTenant',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/ListTenants',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.DeleteTenant = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/DeleteTenant',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantResponse.FromString,
+                _registered_method=True)
+        self.CreateApiKey = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/CreateApiKey',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyResponse.FromString,
+                _registered_method=True)
+        self.DeleteApiKey = channel.unary_unary(
+                '/headrace.api.registry.v1.RegistryService/DeleteApiKey',
+                request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyResponse.FromString,
+                _registered_method=True)
         self.Revoke = channel.unary_unary(
                 '/headrace.api.registry.v1.RegistryService/Revoke',
                 request_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.RevokeRequest.SerializeToString,
@@ -219,6 +249,48 @@ class RegistryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTenant(self, request, context):
+        """SetTenant creates a tenant or replaces its limits; its keys stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTenant(self, request, context):
+        """GetTenant returns one tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """ListTenants returns tenants, ordered by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTenant(self, request, context):
+        """DeleteTenant forgets a tenant and its keys; what runs for it goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateApiKey(self, request, context):
+        """CreateApiKey makes a key. The answer is the only place where it is told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteApiKey(self, request, context):
+        """DeleteApiKey forgets a key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Revoke(self, request, context):
         """Revoke takes a revision, a replica or a tenant's key out of service at once.
         """
@@ -334,6 +406,36 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.ListAliases,
                     request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.FromString,
                     response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'GetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTenant,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'DeleteTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTenant,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantResponse.SerializeToString,
+            ),
+            'CreateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateApiKey,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyResponse.SerializeToString,
+            ),
+            'DeleteApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteApiKey,
+                    request_deserializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyResponse.SerializeToString,
             ),
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
@@ -676,6 +778,168 @@ class RegistryService:
             '/headrace.api.registry.v1.RegistryService/ListAliases',
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesRequest.SerializeToString,
             headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/SetTenant',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/GetTenant',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/ListTenants',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/DeleteTenant',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/CreateApiKey',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.CreateApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.registry.v1.RegistryService/DeleteApiKey',
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyRequest.SerializeToString,
+            headrace_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.DeleteApiKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

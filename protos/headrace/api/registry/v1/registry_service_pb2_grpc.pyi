@@ -64,6 +64,18 @@ class RegistryServiceStub:
     """
     ListAliases: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListAliasesRequest, _registry_service_pb2.ListAliasesResponse]
     """ListAliases returns aliases, ordered by name."""
+    SetTenant: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.SetTenantRequest, _registry_service_pb2.SetTenantResponse]
+    """SetTenant creates a tenant or replaces its limits; its keys stay."""
+    GetTenant: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.GetTenantRequest, _registry_service_pb2.GetTenantResponse]
+    """GetTenant returns one tenant."""
+    ListTenants: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.ListTenantsRequest, _registry_service_pb2.ListTenantsResponse]
+    """ListTenants returns tenants, ordered by name."""
+    DeleteTenant: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteTenantRequest, _registry_service_pb2.DeleteTenantResponse]
+    """DeleteTenant forgets a tenant and its keys; what runs for it goes on."""
+    CreateApiKey: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.CreateApiKeyRequest, _registry_service_pb2.CreateApiKeyResponse]
+    """CreateApiKey makes a key. The answer is the only place where it is told."""
+    DeleteApiKey: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteApiKeyRequest, _registry_service_pb2.DeleteApiKeyResponse]
+    """DeleteApiKey forgets a key."""
     Revoke: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.RevokeRequest, _registry_service_pb2.RevokeResponse]
     """Revoke takes a revision, a replica or a tenant's key out of service at once."""
     LiftRevocation: _grpc.UnaryUnaryMultiCallable[_registry_service_pb2.LiftRevocationRequest, _registry_service_pb2.LiftRevocationResponse]
@@ -119,6 +131,18 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """
     ListAliases: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListAliasesRequest, _registry_service_pb2.ListAliasesResponse]  # type: ignore[assignment]
     """ListAliases returns aliases, ordered by name."""
+    SetTenant: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.SetTenantRequest, _registry_service_pb2.SetTenantResponse]  # type: ignore[assignment]
+    """SetTenant creates a tenant or replaces its limits; its keys stay."""
+    GetTenant: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.GetTenantRequest, _registry_service_pb2.GetTenantResponse]  # type: ignore[assignment]
+    """GetTenant returns one tenant."""
+    ListTenants: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.ListTenantsRequest, _registry_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
+    """ListTenants returns tenants, ordered by name."""
+    DeleteTenant: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteTenantRequest, _registry_service_pb2.DeleteTenantResponse]  # type: ignore[assignment]
+    """DeleteTenant forgets a tenant and its keys; what runs for it goes on."""
+    CreateApiKey: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.CreateApiKeyRequest, _registry_service_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
+    """CreateApiKey makes a key. The answer is the only place where it is told."""
+    DeleteApiKey: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.DeleteApiKeyRequest, _registry_service_pb2.DeleteApiKeyResponse]  # type: ignore[assignment]
+    """DeleteApiKey forgets a key."""
     Revoke: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.RevokeRequest, _registry_service_pb2.RevokeResponse]  # type: ignore[assignment]
     """Revoke takes a revision, a replica or a tenant's key out of service at once."""
     LiftRevocation: _aio.UnaryUnaryMultiCallable[_registry_service_pb2.LiftRevocationRequest, _registry_service_pb2.LiftRevocationResponse]  # type: ignore[assignment]
@@ -237,6 +261,54 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_registry_service_pb2.ListAliasesResponse, _abc.Awaitable[_registry_service_pb2.ListAliasesResponse]]:
         """ListAliases returns aliases, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def SetTenant(
+        self,
+        request: _registry_service_pb2.SetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.SetTenantResponse, _abc.Awaitable[_registry_service_pb2.SetTenantResponse]]:
+        """SetTenant creates a tenant or replaces its limits; its keys stay."""
+
+    @_abc_1.abstractmethod
+    def GetTenant(
+        self,
+        request: _registry_service_pb2.GetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.GetTenantResponse, _abc.Awaitable[_registry_service_pb2.GetTenantResponse]]:
+        """GetTenant returns one tenant."""
+
+    @_abc_1.abstractmethod
+    def ListTenants(
+        self,
+        request: _registry_service_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.ListTenantsResponse, _abc.Awaitable[_registry_service_pb2.ListTenantsResponse]]:
+        """ListTenants returns tenants, ordered by name."""
+
+    @_abc_1.abstractmethod
+    def DeleteTenant(
+        self,
+        request: _registry_service_pb2.DeleteTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.DeleteTenantResponse, _abc.Awaitable[_registry_service_pb2.DeleteTenantResponse]]:
+        """DeleteTenant forgets a tenant and its keys; what runs for it goes on."""
+
+    @_abc_1.abstractmethod
+    def CreateApiKey(
+        self,
+        request: _registry_service_pb2.CreateApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.CreateApiKeyResponse, _abc.Awaitable[_registry_service_pb2.CreateApiKeyResponse]]:
+        """CreateApiKey makes a key. The answer is the only place where it is told."""
+
+    @_abc_1.abstractmethod
+    def DeleteApiKey(
+        self,
+        request: _registry_service_pb2.DeleteApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_service_pb2.DeleteApiKeyResponse, _abc.Awaitable[_registry_service_pb2.DeleteApiKeyResponse]]:
+        """DeleteApiKey forgets a key."""
 
     @_abc_1.abstractmethod
     def Revoke(

@@ -251,7 +251,7 @@ class FailureDomain(_message.Message):
     def __init__(self, host: _Optional[str] = ..., rack: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class ServiceRecord(_message.Message):
-    __slots__ = ("name", "endpoint", "version", "start_time", "snapshot_version", "snapshot_digest", "snapshot_refusal", "metrics_endpoint")
+    __slots__ = ("name", "endpoint", "version", "start_time", "snapshot_version", "snapshot_digest", "snapshot_refusal", "metrics_endpoint", "admin_endpoint", "incarnation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,8 @@ class ServiceRecord(_message.Message):
     SNAPSHOT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     METRICS_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     version: str
@@ -268,7 +270,62 @@ class ServiceRecord(_message.Message):
     snapshot_digest: str
     snapshot_refusal: str
     metrics_endpoint: str
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., snapshot_digest: _Optional[str] = ..., snapshot_refusal: _Optional[str] = ..., metrics_endpoint: _Optional[str] = ...) -> None: ...
+    admin_endpoint: str
+    incarnation: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., snapshot_digest: _Optional[str] = ..., snapshot_refusal: _Optional[str] = ..., metrics_endpoint: _Optional[str] = ..., admin_endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class Tenant(_message.Message):
+    __slots__ = ("name", "allowed_models", "requests_per_minute", "tokens_per_minute", "concurrency", "max_output_tokens", "default_priority", "priority_ceiling", "weight", "zones", "keys", "certificate_names", "etag", "update_time", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_CEILING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ZONES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    allowed_models: _containers.RepeatedScalarFieldContainer[str]
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrency: int
+    max_output_tokens: int
+    default_priority: _inference_service_pb2.Priority
+    priority_ceiling: _inference_service_pb2.Priority
+    weight: int
+    zones: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedCompositeFieldContainer[ApiKey]
+    certificate_names: _containers.RepeatedScalarFieldContainer[str]
+    etag: str
+    update_time: _timestamp_pb2.Timestamp
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., allowed_models: _Optional[_Iterable[str]] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., default_priority: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., priority_ceiling: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., weight: _Optional[int] = ..., zones: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[_Union[ApiKey, _Mapping]]] = ..., certificate_names: _Optional[_Iterable[str]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ApiKey(_message.Message):
+    __slots__ = ("name", "sha256", "create_time", "expire_time")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: bytes
+    create_time: _timestamp_pb2.Timestamp
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[bytes] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("name", "reason", "end_running", "create_time")

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from headrace.api.registry.v1 import resources_pb2 as headrace_dot_api_dot_registry_dot_v1_dot_resources__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&headrace/api/registry/v1/routing.proto\x12\x18headrace.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a(headrace/api/registry/v1/resources.proto\"\xe3\x03\n\x0fRoutingSnapshot\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0cpublish_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08soft_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08hard_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\tartifacts\x18\x07 \x03(\x0b\x32\".headrace.api.registry.v1.Artifact\x12\x35\n\trevisions\x18\x08 \x03(\x0b\x32\".headrace.api.registry.v1.Revision\x12\x30\n\x07\x61liases\x18\t \x03(\x0b\x32\x1f.headrace.api.registry.v1.Alias\x12\x33\n\x08replicas\x18\n \x03(\x0b\x32!.headrace.api.registry.v1.Replica\x12\x39\n\x0brevocations\x18\x0b \x03(\x0b\x32$.headrace.api.registry.v1.Revocation\"\xbe\x02\n\x0bRoutingRoot\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0cpublish_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08soft_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08hard_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x06shards\x18\x07 \x03(\x0b\x32\".headrace.api.registry.v1.ShardRef\x12\x39\n\x0brevocations\x18\x08 \x03(\x0b\x32$.headrace.api.registry.v1.Revocation\"(\n\x08ShardRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xea\x01\n\x05Shard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\tartifacts\x18\x02 \x03(\x0b\x32\".headrace.api.registry.v1.Artifact\x12\x35\n\trevisions\x18\x03 \x03(\x0b\x32\".headrace.api.registry.v1.Revision\x12\x30\n\x07\x61liases\x18\x04 \x03(\x0b\x32\x1f.headrace.api.registry.v1.Alias\x12\x33\n\x08replicas\x18\x05 \x03(\x0b\x32!.headrace.api.registry.v1.Replicab\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&headrace/api/registry/v1/routing.proto\x12\x18headrace.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a(headrace/api/registry/v1/resources.proto\"\x96\x04\n\x0fRoutingSnapshot\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0cpublish_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08soft_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08hard_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\tartifacts\x18\x07 \x03(\x0b\x32\".headrace.api.registry.v1.Artifact\x12\x35\n\trevisions\x18\x08 \x03(\x0b\x32\".headrace.api.registry.v1.Revision\x12\x30\n\x07\x61liases\x18\t \x03(\x0b\x32\x1f.headrace.api.registry.v1.Alias\x12\x33\n\x08replicas\x18\n \x03(\x0b\x32!.headrace.api.registry.v1.Replica\x12\x39\n\x0brevocations\x18\x0b \x03(\x0b\x32$.headrace.api.registry.v1.Revocation\x12\x31\n\x07tenants\x18\x0c \x03(\x0b\x32 .headrace.api.registry.v1.Tenant\"\xbe\x02\n\x0bRoutingRoot\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x30\n\x0cpublish_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08soft_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08hard_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x06shards\x18\x07 \x03(\x0b\x32\".headrace.api.registry.v1.ShardRef\x12\x39\n\x0brevocations\x18\x08 \x03(\x0b\x32$.headrace.api.registry.v1.Revocation\"(\n\x08ShardRef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\x9d\x02\n\x05Shard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\tartifacts\x18\x02 \x03(\x0b\x32\".headrace.api.registry.v1.Artifact\x12\x35\n\trevisions\x18\x03 \x03(\x0b\x32\".headrace.api.registry.v1.Revision\x12\x30\n\x07\x61liases\x18\x04 \x03(\x0b\x32\x1f.headrace.api.registry.v1.Alias\x12\x33\n\x08replicas\x18\x05 \x03(\x0b\x32!.headrace.api.registry.v1.Replica\x12\x31\n\x07tenants\x18\x06 \x03(\x0b\x32 .headrace.api.registry.v1.Tenantb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.api.registry.v1.ro
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTINGSNAPSHOT']._serialized_start=176
-  _globals['_ROUTINGSNAPSHOT']._serialized_end=659
-  _globals['_ROUTINGROOT']._serialized_start=662
-  _globals['_ROUTINGROOT']._serialized_end=980
-  _globals['_SHARDREF']._serialized_start=982
-  _globals['_SHARDREF']._serialized_end=1022
-  _globals['_SHARD']._serialized_start=1025
-  _globals['_SHARD']._serialized_end=1259
+  _globals['_ROUTINGSNAPSHOT']._serialized_end=710
+  _globals['_ROUTINGROOT']._serialized_start=713
+  _globals['_ROUTINGROOT']._serialized_end=1031
+  _globals['_SHARDREF']._serialized_start=1033
+  _globals['_SHARDREF']._serialized_end=1073
+  _globals['_SHARD']._serialized_start=1076
+  _globals['_SHARD']._serialized_end=1361
 # @@protoc_insertion_point(module_scope)

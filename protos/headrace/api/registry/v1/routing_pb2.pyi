@@ -12,7 +12,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RoutingSnapshot(_message.Message):
-    __slots__ = ("incarnation", "version", "digest", "publish_time", "soft_age", "hard_age", "artifacts", "revisions", "aliases", "replicas", "revocations")
+    __slots__ = ("incarnation", "version", "digest", "publish_time", "soft_age", "hard_age", "artifacts", "revisions", "aliases", "replicas", "revocations", "tenants")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class RoutingSnapshot(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     version: int
     digest: str
@@ -35,7 +36,8 @@ class RoutingSnapshot(_message.Message):
     aliases: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Alias]
     replicas: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Replica]
     revocations: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Revocation]
-    def __init__(self, incarnation: _Optional[str] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., soft_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hard_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resources_pb2.Alias, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[_resources_pb2.Replica, _Mapping]]] = ..., revocations: _Optional[_Iterable[_Union[_resources_pb2.Revocation, _Mapping]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Tenant]
+    def __init__(self, incarnation: _Optional[str] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., soft_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hard_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resources_pb2.Alias, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[_resources_pb2.Replica, _Mapping]]] = ..., revocations: _Optional[_Iterable[_Union[_resources_pb2.Revocation, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_resources_pb2.Tenant, _Mapping]]] = ...) -> None: ...
 
 class RoutingRoot(_message.Message):
     __slots__ = ("incarnation", "version", "digest", "publish_time", "soft_age", "hard_age", "shards", "revocations")
@@ -66,15 +68,17 @@ class ShardRef(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("name", "artifacts", "revisions", "aliases", "replicas")
+    __slots__ = ("name", "artifacts", "revisions", "aliases", "replicas", "tenants")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     REVISIONS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     artifacts: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Artifact]
     revisions: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Revision]
     aliases: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Alias]
     replicas: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Replica]
-    def __init__(self, name: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resources_pb2.Alias, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[_resources_pb2.Replica, _Mapping]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[_resources_pb2.Tenant]
+    def __init__(self, name: _Optional[str] = ..., artifacts: _Optional[_Iterable[_Union[_resources_pb2.Artifact, _Mapping]]] = ..., revisions: _Optional[_Iterable[_Union[_resources_pb2.Revision, _Mapping]]] = ..., aliases: _Optional[_Iterable[_Union[_resources_pb2.Alias, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[_resources_pb2.Replica, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[_resources_pb2.Tenant, _Mapping]]] = ...) -> None: ...

@@ -27,7 +27,7 @@ from headrace.api.errors.v1 import errors_pb2 as headrace_dot_api_dot_errors_dot
 from headrace.api.inference.v1 import inference_service_pb2 as headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/scheduler/v1/scheduler_service.proto\x12\x19headrace.api.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#headrace/api/errors/v1/errors.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xe1\x01\n\rAttachRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .headrace.api.scheduler.v1.Hello\x12\x37\n\ndispatches\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Dispatch\x12\x32\n\x07\x63redits\x18\x03 \x03(\x0b\x32!.headrace.api.scheduler.v1.Credit\x12\x32\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32!.headrace.api.scheduler.v1.Cancel\",\n\x05Hello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\xfb\x02\n\x08\x44ispatch\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12<\n\x08generate\x18\x06 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63redit_limit\x18\x08 \x01(\x04\x12\x19\n\x11output_tokens_max\x18\t \x01(\r\x12\x16\n\x0erecord_version\x18\n \x01(\x04\x12\x30\n\rqueue_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x65xecution_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"(\n\x06\x43redit\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"Q\n\x06\x43\x61ncel\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x36\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\"\x95\x02\n\x0e\x41ttachResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32\".headrace.api.scheduler.v1.Welcome\x12\x35\n\x08\x61\x64mitted\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Admitted\x12\x31\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32!.headrace.api.scheduler.v1.Deltas\x12/\n\x05\x65nded\x18\x04 \x03(\x0b\x32 .headrace.api.scheduler.v1.Ended\x12\x33\n\x04load\x18\x05 \x01(\x0b\x32%.headrace.api.scheduler.v1.LoadReport\"1\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"h\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0erecord_version\x18\x04 \x01(\x04\"\xb4\x01\n\x06\x44\x65ltas\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctext_lengths\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x0f\n\x07top_ids\x18\x08 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\"\x80\x03\n\x05\x45nded\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x37\n\x06reason\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x03 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12(\n\x05queue\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erecord_version\x18\x07 \x01(\x04\x12*\n\x07release\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\routput_tokens\x18\t \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_output_tokens\"F\n\nLoadReport\x12\x38\n\x08replicas\x18\x01 \x03(\x0b\x32&.headrace.api.scheduler.v1.ReplicaLoad\"{\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\"\x11\n\x0fGetStateRequest\"\xf7\x02\n\x10GetStateResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x32\n\x07workers\x18\x02 \x03(\x0b\x32!.headrace.api.scheduler.v1.Worker\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12@\n\x05lease\x18\x05 \x01(\x0e\x32\x31.headrace.api.scheduler.v1.GetStateResponse.Lease\x12,\n\tlease_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11orphans_cancelled\x18\x07 \x01(\x04\x12\x18\n\x10\x61ttempts_unknown\x18\x08 \x01(\x04\"S\n\x05Lease\x12\x15\n\x11LEASE_UNSPECIFIED\x10\x00\x12\x0e\n\nLEASE_HELD\x10\x01\x12\x13\n\x0fLEASE_UNCERTAIN\x10\x02\x12\x0e\n\nLEASE_LOST\x10\x03\"\xd2\x03\n\x06Worker\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x36\n\x05state\x18\x03 \x01(\x0e\x32\'.headrace.api.scheduler.v1.Worker.State\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08restarts\x18\x05 \x01(\r\x12\x13\n\x0b\x65ngine_json\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\x08\x12\r\n\x05\x61live\x18\t \x01(\x08\x12\r\n\x05ready\x18\n \x01(\x08\x12,\n\theard_ago\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmemory_bytes\x18\x0c \x01(\x04\x12\x12\n\ncrash_loop\x18\r \x01(\x08\"\xa1\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_CREATED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_WARMING\x10\x03\x12\x0f\n\x0bSTATE_READY\x10\x04\x12\x12\n\x0eSTATE_DRAINING\x10\x05\x12\x11\n\rSTATE_STOPPED\x10\x06\x12\x10\n\x0cSTATE_FAILED\x10\x07\x32\xda\x01\n\x10SchedulerService\x12\x61\n\x06\x41ttach\x12(.headrace.api.scheduler.v1.AttachRequest\x1a).headrace.api.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x63\n\x08GetState\x12*.headrace.api.scheduler.v1.GetStateRequest\x1a+.headrace.api.scheduler.v1.GetStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1headrace/api/scheduler/v1/scheduler_service.proto\x12\x19headrace.api.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#headrace/api/errors/v1/errors.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"\xfc\x01\n\rAttachRequest\x12/\n\x05hello\x18\x01 \x01(\x0b\x32 .headrace.api.scheduler.v1.Hello\x12\x37\n\ndispatches\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Dispatch\x12\x32\n\x07\x63redits\x18\x03 \x03(\x0b\x32!.headrace.api.scheduler.v1.Credit\x12\x32\n\x07\x63\x61ncels\x18\x04 \x03(\x0b\x32!.headrace.api.scheduler.v1.Cancel\x12\x19\n\x11inventory_request\x18\x05 \x01(\x04\",\n\x05Hello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x86\x05\n\x08\x44ispatch\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x0f\n\x07replica\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12<\n\x08generate\x18\x06 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12,\n\tremaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x63redit_limit\x18\x08 \x01(\x04\x12\x19\n\x11output_tokens_max\x18\t \x01(\r\x12\x16\n\x0erecord_version\x18\n \x01(\x04\x12\x30\n\rqueue_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x65xecution_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x35\n\x08priority\x18\x0e \x01(\x0e\x32#.headrace.api.inference.v1.Priority\x12=\n\x0c\x63ontinuation\x18\x0f \x01(\x0b\x32\'.headrace.api.scheduler.v1.Continuation\x12=\n\x05\x63\x61use\x18\x10 \x01(\x0e\x32..headrace.api.inference.v1.AttemptRecord.Cause\x12\x44\n\x10\x65\x66\x66\x65\x63tive_effort\x18\x11 \x01(\x0e\x32*.headrace.api.inference.v1.ReasoningEffort\"5\n\x0c\x43ontinuation\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x12\n\ntext_bytes\x18\x02 \x01(\r\"(\n\x06\x43redit\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\x04\"Q\n\x06\x43\x61ncel\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x36\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\"\xce\x02\n\x0e\x41ttachResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32\".headrace.api.scheduler.v1.Welcome\x12\x35\n\x08\x61\x64mitted\x18\x02 \x03(\x0b\x32#.headrace.api.scheduler.v1.Admitted\x12\x31\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32!.headrace.api.scheduler.v1.Deltas\x12/\n\x05\x65nded\x18\x04 \x03(\x0b\x32 .headrace.api.scheduler.v1.Ended\x12\x33\n\x04load\x18\x05 \x01(\x0b\x32%.headrace.api.scheduler.v1.LoadReport\x12\x37\n\tinventory\x18\x06 \x01(\x0b\x32$.headrace.api.scheduler.v1.Inventory\"-\n\tInventory\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\x04\"1\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"h\n\x08\x41\x64mitted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x16\n\x0erecord_version\x18\x04 \x01(\x04\"\xb4\x01\n\x06\x44\x65ltas\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\x04\x12\x14\n\x0ctoken_counts\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0ctext_lengths\x18\x04 \x03(\r\x12\x0c\n\x04text\x18\x05 \x01(\x0c\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x12\n\ntop_counts\x18\x07 \x03(\r\x12\x0f\n\x07top_ids\x18\x08 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\t \x03(\x02\"\x80\x03\n\x05\x45nded\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x04\x12\x37\n\x06reason\x18\x02 \x01(\x0e\x32\'.headrace.api.inference.v1.FinishReason\x12\x32\n\x04stop\x18\x03 \x01(\x0b\x32$.headrace.api.inference.v1.StopMatch\x12/\n\x05usage\x18\x04 \x01(\x0b\x32 .headrace.api.inference.v1.Usage\x12,\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x1d.headrace.api.errors.v1.Error\x12(\n\x05queue\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erecord_version\x18\x07 \x01(\x04\x12*\n\x07release\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\routput_tokens\x18\t \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_output_tokens\"\x82\x01\n\nLoadReport\x12\x38\n\x08replicas\x18\x01 \x03(\x0b\x32&.headrace.api.scheduler.v1.ReplicaLoad\x12\x0f\n\x07routers\x18\x02 \x01(\r\x12\x11\n\tsuccesses\x18\x03 \x01(\r\x12\x16\n\x0e\x65xtra_attempts\x18\x04 \x01(\r\"\xba\x02\n\x0bReplicaLoad\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x19\n\x11kv_cells_reserved\x18\x05 \x01(\r\x12\x10\n\x08kv_cells\x18\x06 \x01(\r\x12-\n\nqueue_wait\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\x04\x12\x19\n\x11\x63oncurrency_limit\x18\t \x01(\r\x12\x38\n\x0b\x61\x64mits_from\x18\n \x01(\x0e\x32#.headrace.api.inference.v1.Priority\x12!\n\x19prefill_tokens_per_second\x18\x0b \x01(\r\"\x11\n\x0fGetStateRequest\"\xf7\x02\n\x10GetStateResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x32\n\x07workers\x18\x02 \x03(\x0b\x32!.headrace.api.scheduler.v1.Worker\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12@\n\x05lease\x18\x05 \x01(\x0e\x32\x31.headrace.api.scheduler.v1.GetStateResponse.Lease\x12,\n\tlease_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11orphans_cancelled\x18\x07 \x01(\x04\x12\x18\n\x10\x61ttempts_unknown\x18\x08 \x01(\x04\"S\n\x05Lease\x12\x15\n\x11LEASE_UNSPECIFIED\x10\x00\x12\x0e\n\nLEASE_HELD\x10\x01\x12\x13\n\x0fLEASE_UNCERTAIN\x10\x02\x12\x0e\n\nLEASE_LOST\x10\x03\"\xd2\x03\n\x06Worker\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x36\n\x05state\x18\x03 \x01(\x0e\x32\'.headrace.api.scheduler.v1.Worker.State\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x10\n\x08restarts\x18\x05 \x01(\r\x12\x13\n\x0b\x65ngine_json\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\x08\x12\r\n\x05\x61live\x18\t \x01(\x08\x12\r\n\x05ready\x18\n \x01(\x08\x12,\n\theard_ago\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmemory_bytes\x18\x0c \x01(\x04\x12\x12\n\ncrash_loop\x18\r \x01(\x08\"\xa1\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_CREATED\x10\x01\x12\x11\n\rSTATE_LOADING\x10\x02\x12\x11\n\rSTATE_WARMING\x10\x03\x12\x0f\n\x0bSTATE_READY\x10\x04\x12\x12\n\x0eSTATE_DRAINING\x10\x05\x12\x11\n\rSTATE_STOPPED\x10\x06\x12\x10\n\x0cSTATE_FAILED\x10\x07\x32\xda\x01\n\x10SchedulerService\x12\x61\n\x06\x41ttach\x12(.headrace.api.scheduler.v1.AttachRequest\x1a).headrace.api.scheduler.v1.AttachResponse(\x01\x30\x01\x12\x63\n\x08GetState\x12*.headrace.api.scheduler.v1.GetStateRequest\x1a+.headrace.api.scheduler.v1.GetStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,39 +35,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.api.scheduler.v1.s
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTACHREQUEST']._serialized_start=201
-  _globals['_ATTACHREQUEST']._serialized_end=426
-  _globals['_HELLO']._serialized_start=428
-  _globals['_HELLO']._serialized_end=472
-  _globals['_DISPATCH']._serialized_start=475
-  _globals['_DISPATCH']._serialized_end=854
-  _globals['_CREDIT']._serialized_start=856
-  _globals['_CREDIT']._serialized_end=896
-  _globals['_CANCEL']._serialized_start=898
-  _globals['_CANCEL']._serialized_end=979
-  _globals['_ATTACHRESPONSE']._serialized_start=982
-  _globals['_ATTACHRESPONSE']._serialized_end=1259
-  _globals['_WELCOME']._serialized_start=1261
-  _globals['_WELCOME']._serialized_end=1310
-  _globals['_ADMITTED']._serialized_start=1312
-  _globals['_ADMITTED']._serialized_end=1416
-  _globals['_DELTAS']._serialized_start=1419
-  _globals['_DELTAS']._serialized_end=1599
-  _globals['_ENDED']._serialized_start=1602
-  _globals['_ENDED']._serialized_end=1986
-  _globals['_LOADREPORT']._serialized_start=1988
-  _globals['_LOADREPORT']._serialized_end=2058
-  _globals['_REPLICALOAD']._serialized_start=2060
-  _globals['_REPLICALOAD']._serialized_end=2183
-  _globals['_GETSTATEREQUEST']._serialized_start=2185
-  _globals['_GETSTATEREQUEST']._serialized_end=2202
-  _globals['_GETSTATERESPONSE']._serialized_start=2205
-  _globals['_GETSTATERESPONSE']._serialized_end=2580
-  _globals['_GETSTATERESPONSE_LEASE']._serialized_start=2497
-  _globals['_GETSTATERESPONSE_LEASE']._serialized_end=2580
-  _globals['_WORKER']._serialized_start=2583
-  _globals['_WORKER']._serialized_end=3049
-  _globals['_WORKER_STATE']._serialized_start=2888
-  _globals['_WORKER_STATE']._serialized_end=3049
-  _globals['_SCHEDULERSERVICE']._serialized_start=3052
-  _globals['_SCHEDULERSERVICE']._serialized_end=3270
+  _globals['_ATTACHREQUEST']._serialized_end=453
+  _globals['_HELLO']._serialized_start=455
+  _globals['_HELLO']._serialized_end=499
+  _globals['_DISPATCH']._serialized_start=502
+  _globals['_DISPATCH']._serialized_end=1148
+  _globals['_CONTINUATION']._serialized_start=1150
+  _globals['_CONTINUATION']._serialized_end=1203
+  _globals['_CREDIT']._serialized_start=1205
+  _globals['_CREDIT']._serialized_end=1245
+  _globals['_CANCEL']._serialized_start=1247
+  _globals['_CANCEL']._serialized_end=1328
+  _globals['_ATTACHRESPONSE']._serialized_start=1331
+  _globals['_ATTACHRESPONSE']._serialized_end=1665
+  _globals['_INVENTORY']._serialized_start=1667
+  _globals['_INVENTORY']._serialized_end=1712
+  _globals['_WELCOME']._serialized_start=1714
+  _globals['_WELCOME']._serialized_end=1763
+  _globals['_ADMITTED']._serialized_start=1765
+  _globals['_ADMITTED']._serialized_end=1869
+  _globals['_DELTAS']._serialized_start=1872
+  _globals['_DELTAS']._serialized_end=2052
+  _globals['_ENDED']._serialized_start=2055
+  _globals['_ENDED']._serialized_end=2439
+  _globals['_LOADREPORT']._serialized_start=2442
+  _globals['_LOADREPORT']._serialized_end=2572
+  _globals['_REPLICALOAD']._serialized_start=2575
+  _globals['_REPLICALOAD']._serialized_end=2889
+  _globals['_GETSTATEREQUEST']._serialized_start=2891
+  _globals['_GETSTATEREQUEST']._serialized_end=2908
+  _globals['_GETSTATERESPONSE']._serialized_start=2911
+  _globals['_GETSTATERESPONSE']._serialized_end=3286
+  _globals['_GETSTATERESPONSE_LEASE']._serialized_start=3203
+  _globals['_GETSTATERESPONSE_LEASE']._serialized_end=3286
+  _globals['_WORKER']._serialized_start=3289
+  _globals['_WORKER']._serialized_end=3755
+  _globals['_WORKER_STATE']._serialized_start=3594
+  _globals['_WORKER_STATE']._serialized_end=3755
+  _globals['_SCHEDULERSERVICE']._serialized_start=3758
+  _globals['_SCHEDULERSERVICE']._serialized_end=3976
 # @@protoc_insertion_point(module_scope)

@@ -13,16 +13,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("hello", "dispatches", "credits", "cancels")
+    __slots__ = ("hello", "dispatches", "credits", "cancels", "inventory_request")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DISPATCHES_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_REQUEST_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     dispatches: _containers.RepeatedCompositeFieldContainer[Dispatch]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
     cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., dispatches: _Optional[_Iterable[_Union[Dispatch, _Mapping]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ...) -> None: ...
+    inventory_request: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., dispatches: _Optional[_Iterable[_Union[Dispatch, _Mapping]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., inventory_request: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router", "incarnation")
@@ -33,7 +35,7 @@ class Hello(_message.Message):
     def __init__(self, router: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max", "record_version", "queue_timeout", "execution_timeout")
+    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max", "record_version", "queue_timeout", "execution_timeout", "tenant", "priority", "continuation", "cause", "effective_effort")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +48,11 @@ class Dispatch(_message.Message):
     RECORD_VERSION_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_EFFORT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     request: str
     revision: str
@@ -58,7 +65,20 @@ class Dispatch(_message.Message):
     record_version: int
     queue_timeout: _duration_pb2.Duration
     execution_timeout: _duration_pb2.Duration
-    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ..., record_version: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., execution_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    tenant: str
+    priority: _inference_service_pb2.Priority
+    continuation: Continuation
+    cause: _inference_service_pb2.AttemptRecord.Cause
+    effective_effort: _inference_service_pb2.ReasoningEffort
+    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ..., record_version: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., execution_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., cause: _Optional[_Union[_inference_service_pb2.AttemptRecord.Cause, str]] = ..., effective_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ...) -> None: ...
+
+class Continuation(_message.Message):
+    __slots__ = ("token_ids", "text_bytes")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    text_bytes: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("attempt", "limit")
@@ -77,18 +97,28 @@ class Cancel(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., cause: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "admitted", "deltas", "ended", "load")
+    __slots__ = ("welcome", "admitted", "deltas", "ended", "load", "inventory")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     deltas: Deltas
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
     load: LoadReport
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., deltas: _Optional[_Union[Deltas, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+    inventory: Inventory
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., deltas: _Optional[_Union[Deltas, _Mapping]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("number", "attempts")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("scheduler", "incarnation")
@@ -155,26 +185,42 @@ class Ended(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., reason: _Optional[_Union[_inference_service_pb2.FinishReason, str]] = ..., stop: _Optional[_Union[_inference_service_pb2.StopMatch, _Mapping]] = ..., usage: _Optional[_Union[_inference_service_pb2.Usage, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., record_version: _Optional[int] = ..., release: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "routers", "successes", "extra_attempts")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSES_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaLoad]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaLoad, _Mapping]]] = ...) -> None: ...
+    routers: int
+    successes: int
+    extra_attempts: int
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaLoad, _Mapping]]] = ..., routers: _Optional[int] = ..., successes: _Optional[int] = ..., extra_attempts: _Optional[int] = ...) -> None: ...
 
 class ReplicaLoad(_message.Message):
-    __slots__ = ("replica", "active", "waiting", "slots", "kv_cells_reserved", "kv_cells")
+    __slots__ = ("replica", "active", "waiting", "slots", "kv_cells_reserved", "kv_cells", "queue_wait", "waiting_tokens", "concurrency_limit", "admits_from", "prefill_tokens_per_second")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     KV_CELLS_RESERVED_FIELD_NUMBER: _ClassVar[int]
     KV_CELLS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ADMITS_FROM_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     replica: str
     active: int
     waiting: int
     slots: int
     kv_cells_reserved: int
     kv_cells: int
-    def __init__(self, replica: _Optional[str] = ..., active: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells_reserved: _Optional[int] = ..., kv_cells: _Optional[int] = ...) -> None: ...
+    queue_wait: _duration_pb2.Duration
+    waiting_tokens: int
+    concurrency_limit: int
+    admits_from: _inference_service_pb2.Priority
+    prefill_tokens_per_second: int
+    def __init__(self, replica: _Optional[str] = ..., active: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells_reserved: _Optional[int] = ..., kv_cells: _Optional[int] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting_tokens: _Optional[int] = ..., concurrency_limit: _Optional[int] = ..., admits_from: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., prefill_tokens_per_second: _Optional[int] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
     __slots__ = ()
