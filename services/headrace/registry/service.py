@@ -12,10 +12,13 @@ from headrace.registry.aliases import AliasCalls
 from headrace.registry.artifacts import ArtifactCalls, RevisionCalls
 from headrace.registry.revocations import AuditCalls, RevocationCalls
 from headrace.registry.snapshots import SnapshotCalls
+from headrace.registry.tenants import TenantCalls
 from headrace.runtime.telemetry import get_logger
 
 
-class RegistryService(ArtifactCalls, RevisionCalls, AliasCalls, RevocationCalls, AuditCalls, SnapshotCalls):
+class RegistryService(
+    ArtifactCalls, RevisionCalls, AliasCalls, TenantCalls, RevocationCalls, AuditCalls, SnapshotCalls
+):
     """The servicer; `Failure`s become statuses in `headrace.rpc.server`. See Records for its arguments."""
 
     async def ListServices(self, request: pb.ListServicesRequest, context: Any) -> pb.ListServicesResponse:  # noqa: N802
