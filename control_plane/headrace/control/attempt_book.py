@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
+from headrace.control.priority import Priority
 
 WAITING_MIN = 16
 WAITING_PER_SLOT = 2
@@ -146,6 +147,10 @@ class WorkerBook:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     sessions: dict[int, int] = field(default_factory=dict)
     """Attempts here of each session."""
+    concurrency_limit: int = 0
+    """Attempts that the engine may be given at a time, set by the policy of overload; 0: its slots are the limit."""
+    admits_from: Priority = Priority.SHEDDABLE
+    """Dispatches below this priority are refused, set by the policy of overload; the lowest one: none is."""
 
     @property
     def waiting_max(self) -> int:
