@@ -14,62 +14,19 @@ Sans-io: it counts tokens and never sees one. Router and simulator run this same
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-
 from headrace.control.credit import CreditWindow, Reader
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
 from headrace.control.holdings import Holdings, Resource, ResourceLedger
 from headrace.control.lifecycle import FINISH_OF, Finish, RequestRecord
+from headrace.control.steps import AttemptEnd, Step, Terms
+
+__all__ = ["CONFIRM_S", "PAUSED_NOTICE_S", "AttemptEnd", "RequestMachine", "Step", "Terms"]
 
 CONFIRM_S = 2.0
 """How long a terminal event waits for the engine's confirmation."""
 PAUSED_NOTICE_S = 1.0
 """After this long without credit the reader is told that generation waits for it."""
-
-
-class Step(enum.Enum):
-    """What comes next for the reader."""
-
-    WAIT = "wait"
-    ACCEPTED = "accepted"
-    RETRIED = "retried"
-    PAUSED = "paused"
-    DELTA = "delta"
-    RETRY = "retry"
-    """Nothing to tell: dispatch another attempt, or say that nobody can take it (`give_up`)."""
-    TERMINAL = "terminal"
-    REFUSED = "refused"
-    """It ended before anything was told: a plain status, no event."""
-    OVER = "over"
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
-    """How an attempt ended, as its Scheduler said."""
-
-    finish: Finish
-    reason: Reason | None = None
-    is_retryable: bool = False
-    """Whether another worker may do better."""
-    is_free: bool = False
-    """Whether it costs no attempt: the worker drains and had not begun."""
-    release_s: float | None = None
-    """From the engine's stop to the confirmation that all is free, as far as the Scheduler saw it."""
-    output_tokens: int | None = None
-    """Tokens that the engine handed out; None where nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What is fixed for a request when it is received."""
-
-    attempts_max: int
-    slow_consumer_s: float
-    """Longest that generation, or a write, waits for the reader."""
-    resume_s: float | None = None
-    """How long it runs on without a reader; None: not at all."""
 
 
 class RequestMachine:

@@ -23,9 +23,10 @@ from headrace.control.lifecycle import Finish
 from headrace.control.request import RequestMachine, Step
 from headrace.control.resources import Replica
 from headrace.router import telling
+from headrace.router.attempting import Attempting
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan
-from headrace.router.telling import FINISH_NUMBER, Logprob
+from headrace.router.telling import Logprob
 
 _TIMER_SLACK_S = 0.002
 """Timers of the loop may fire a millisecond early."""
@@ -77,16 +78,14 @@ class Session:
         self.tenant = tenant
         self.machine = RequestMachine(plan.budget, CreditWindow(plan.window_tokens), plan.terms, ledger)
         self.log = EventLog(plan.retention) if plan.retention is not None else None
-        self.ended: scheduler_pb2.Ended | None = None
         self.received_at = time.time()
         """Unix time, for people."""
         self.reader: SessionReader | None = None
         self._owner = owner
         self._is_reported = False
         self._over: asyncio.Event | None = None
-        self._link: SchedulerLink | None = None
+        self._attempts = Attempting(self.name, plan, self.machine, self)
         self._wants_logprobs = plan.generate.HasField("top_logprobs")
-        self._admitted: scheduler_pb2.Admitted | None = None
         self._text: list[bytes] = []
         self._token_ids: list[int] = []
         self._logprobs: list[Logprob] = []
@@ -105,12 +104,15 @@ class Session:
         """Whether the end is decided and nothing is held in an engine."""
         return self.machine.is_over
 
+    @property
+    def ended(self) -> scheduler_pb2.Ended | None:
+        """The end of the newest attempt, as its Scheduler said; None: it has not."""
+        return self._attempts.ended
+
     def failure(self) -> Failure | None:
         """Why it did not end well; None if it did, or runs."""
         finish = self.machine.record.finish
         return None if finish is None or finish.is_ok else telling.failure_of(self.machine.record, self.ended)
-
-    # Attempts
 
     def start(self) -> None:
         """Dispatch an attempt.
@@ -118,30 +120,7 @@ class Session:
         Raises:
             Failure: nobody can take it.
         """
-        link, replica = self._owner.place(self)
-        machine, plan, now = self.machine, self.plan, time.monotonic()
-        attempt = secrets.randbits(62) + 1
-        credit = machine.dispatch(attempt, replica.name)
-        self.ended = self._admitted = None
-        self._link = link
-        message = scheduler_pb2.Dispatch(
-            attempt=attempt,
-            request=self.name,
-            revision=replica.revision,
-            replica=replica.name,
-            epoch=replica.epoch,
-            generate=plan.generate,
-            credit_limit=credit,
-            output_tokens_max=plan.output_tokens_max,
-            record_version=machine.record.attempt_version,
-        )
-        message.remaining.FromMicroseconds(int(plan.budget.for_next_hop_s(now) * 1e6))
-        queue_s = plan.budget.queue_remaining_s(now)
-        if queue_s is not None:
-            message.queue_timeout.FromMicroseconds(int(queue_s * 1e6))
-        if plan.budget.execution_s is not None:
-            message.execution_timeout.FromMicroseconds(int(plan.budget.execution_s * 1e6))
-        link.dispatch(message, self)
+        self._attempts.start(*self._owner.place(self))
 
     # The reader
 
@@ -169,7 +148,7 @@ class Session:
             return
         self.reader = None
         if self.machine.detach(time.monotonic()):
-            self._stop_engine()
+            self._attempts.stop()
         if self.log is not None:
             self._alone_from, self._alone_bytes = self.log.last, 0
             self._grant()  # what the reader had not confirmed, the log has taken
@@ -221,8 +200,8 @@ class Session:
         machine = self.machine
         is_paused = machine.window.paused_at is not None
         limit = machine.grant()
-        if limit is not None and self._link is not None:
-            self._link.grant(machine.record.attempt, limit, urgent=is_paused)
+        if limit is not None:
+            self._attempts.grant(limit, urgent=is_paused)
 
     def _event(self, step: Step, sequence: int, now: float) -> Event:
         machine = self.machine
@@ -234,8 +213,8 @@ class Session:
             telling.delta(event, text[0] if len(text) == 1 else b"".join(text), token_ids, self._logprobs)
             self._clear_output()
         elif step is Step.ACCEPTED:
-            assert self._admitted is not None
-            telling.accepted(event, self.plan, machine.record, self._admitted)
+            assert self._attempts.admitted is not None
+            telling.accepted(event, self.plan, machine.record, self._attempts.admitted)
         elif step is Step.RETRIED:
             telling.retried(event, machine.record.attempts)
         elif step is Step.PAUSED:
@@ -272,13 +251,13 @@ class Session:
     def revoke(self) -> None:
         """What it runs on was revoked: nothing more of it is told."""
         if self.machine.ask_end(Reason.REVOKED, time.monotonic()):
-            self._stop_engine(Finish.CANCELLED)
+            self._attempts.stop(Finish.CANCELLED)
         self._proceed()
 
     def drain(self) -> None:
         """Have the engine end it; what it has generated is still told."""
         if self.machine.wind_down(Reason.DRAINING, time.monotonic()):
-            self._stop_engine(Finish.CANCELLED)
+            self._attempts.stop(Finish.CANCELLED)
         self._proceed()
 
     def tick(self) -> None:
@@ -286,7 +265,7 @@ class Session:
         now = time.monotonic()
         machine = self.machine
         if machine.tick(now):
-            self._stop_engine()
+            self._attempts.stop()
         if machine.has_notice or (machine.record.finish is not None and not machine.is_told):
             self._proceed()
         since, record = machine.writing_since, machine.record
@@ -319,14 +298,8 @@ class Session:
 
     def _ask_end(self, reason: Reason) -> None:
         if self.machine.ask_end(reason, time.monotonic()):
-            self._stop_engine()
+            self._attempts.stop()
         self._proceed()
-
-    def _stop_engine(self, finish: Finish | None = None) -> None:
-        record = self.machine.record
-        cause = finish or record.finish
-        if self._link is not None and cause is not None:
-            self._link.cancel(record.attempt, FINISH_NUMBER[cause])
 
     def _proceed(self) -> None:
         """Something changed: the reader looks, or the log goes on."""
@@ -357,7 +330,7 @@ class Session:
         if self.machine.admitted(
             message.attempt, message.record_version, now, cached_tokens=message.cached_prompt_tokens
         ):
-            self._admitted = message
+            self._attempts.admitted = message
             self._proceed()
 
     def on_output(self, attempt: int, text: bytes, token_ids: Sequence[int], logprobs: Sequence[Logprob]) -> None:
@@ -378,7 +351,7 @@ class Session:
         end, now = telling.attempt_end(message), time.monotonic()
         if not self.machine.ended(message.attempt, message.record_version, end, now):
             return False
-        self.ended = message
+        self._attempts.ended = message
         self._proceed()
         return True
 
