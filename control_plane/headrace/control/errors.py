@@ -59,6 +59,7 @@ class Reason(enum.Enum):
     DEADLINE_UNMEETABLE = "DEADLINE_UNMEETABLE"
     IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
     IDEMPOTENCY_ORIGIN_LOST = "IDEMPOTENCY_ORIGIN_LOST"
+    IDEMPOTENCY_ORIGIN_UNREACHABLE = "IDEMPOTENCY_ORIGIN_UNREACHABLE"
 
 
 class Blame(enum.Enum):
@@ -201,6 +202,9 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         ),
         Reason.IDEMPOTENCY_ORIGIN_LOST: Rule(
             "ABORTED", _S, Retry.APPLICATION, "Decide whether to run it again, with a new key."
+        ),
+        Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE: Rule(
+            "UNAVAILABLE", _S, Retry.CLIENT, "Try again, with the same key; nothing is run twice.", 1.0
         ),
     }
 )
