@@ -23,8 +23,9 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client.blocking_stream import Stream, confirmed
 from headrace.client.calls import ASK_S, CANCEL_REQUEST, GET_REQUEST, serialize
 from headrace.client.connect import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, OPTIONS, Ring
+from headrace.client.decoding import request_from_proto
 from headrace.client.errors import HeadraceError
-from headrace.client.events import RequestInfo, request_from_proto
+from headrace.client.events import RequestInfo
 from headrace.client.request import GenerateOptions, build_name, build_request, build_resume
 from headrace.client.session import Session, check_timeout, is_elsewhere, question_error
 from headrace.control.client_retry import RetryPolicy

@@ -3,9 +3,13 @@
     HeadraceError
     ├── RequestError             change the request; the same one will fail again
     │   ├── InvalidRequest       `violations` name each field that is wrong
-    │   └── NotFound             no such model, or no such request
+    │   ├── NotFound             no such model, or no such request
+    │   ├── NotAllowed           no key that is known, or one that may not do this
+    │   └── KeyReused            the idempotency key was used for a request with other content
     ├── TryLater                 nothing was lost: send it again, `retry_after_s` says when
     │   ├── Overloaded           the service sheds load
+    │   │   ├── QuotaExceeded    your own limit is used up; `quota` names it
+    │   │   └── Throttled        not sent: this client's own requests were refused too often of late
     │   └── Unavailable          no connection, or nothing can serve it now
     ├── Incomplete               it began and did not finish; `answer` holds what arrived
     │   ├── Cancelled            you asked for it
@@ -13,7 +17,8 @@
     │   ├── SlowConsumer         read the stream as it comes
     │   ├── TakenOver            another call reads it now, by resume()
     │   ├── Detached             you left it running by detach()
-    │   └── Interrupted          output had arrived and then the worker was lost: decide what to do with it
+    │   ├── Interrupted          output had arrived and then the worker was lost: decide what to do with it
+    │   └── OriginLost           it ran, under your idempotency key, in a Router that is gone: decide about a new key
     └── ServiceError             report it, with `metadata`
         └── ProtocolError        the service broke its own contract
             └── SequenceGap      an event is missing or came twice
@@ -29,6 +34,18 @@ from dataclasses import dataclass
 from headrace.client.events import Answer
 from headrace.control.errors import RULES, Failure, Reason, Violation
 from headrace.control.errors import InvalidRequest as InvalidRequestFailure
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """A limit that is used up."""
+
+    subject: str
+    """Whose it is ("tenants/acme")."""
+    description: str
+    metric: str = ""
+    """What is counted, where the service says it."""
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +64,8 @@ class Facts:
     """Facts with their units in the keys ("limitTokens")."""
     retry_after_s: float | None = None
     """When trying again makes sense, seconds; None means that waiting does not help."""
+    quota: tuple[QuotaViolation, ...] = ()
+    """Every limit that is used up."""
 
 
 _NOTHING = Facts()
@@ -69,6 +88,7 @@ class HeadraceError(Exception):
         self.violations = facts.violations
         self.metadata: Mapping[str, str] = facts.metadata or {}
         self.retry_after_s = facts.retry_after_s
+        self.quota = facts.quota
         self.answer: Answer | None = None
         """What had arrived, with usage if the service still told it; None if no call was made."""
         self.calls = 0
@@ -87,12 +107,28 @@ class NotFound(RequestError):
     """What the request names does not exist."""
 
 
+class NotAllowed(RequestError):
+    """The caller is not known to the service, or may not do this."""
+
+
+class KeyReused(RequestError):
+    """The idempotency key was used before, for a request with other content."""
+
+
 class TryLater(HeadraceError):
     """Nothing was lost: send it again, after `retry_after_s` if that is set."""
 
 
 class Overloaded(TryLater):
     """The service sheds load."""
+
+
+class QuotaExceeded(Overloaded):
+    """The caller's own limit is used up; `quota` names it."""
+
+
+class Throttled(Overloaded):
+    """Nothing was sent: too many of this client's requests were refused of late. Switched off by `throttle=None`."""
 
 
 class Unavailable(TryLater):
@@ -125,6 +161,10 @@ class Detached(Incomplete):
 
 class Interrupted(Incomplete):
     """The worker was lost after output had arrived, or the connection was and could not be resumed."""
+
+
+class OriginLost(Incomplete):
+    """A request with this idempotency key ran in a Router that is gone, and nobody can tell what became of it."""
 
 
 class ServiceError(HeadraceError):
@@ -173,14 +213,20 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.RESOURCE_IN_USE: RequestError,
     Reason.SNAPSHOT_TOO_OLD: Unavailable,
     Reason.REVOKED: RequestError,
+    Reason.UNAUTHENTICATED: NotAllowed,
+    Reason.PERMISSION_DENIED: NotAllowed,
+    Reason.QUOTA_EXCEEDED: QuotaExceeded,
+    Reason.DEADLINE_UNMEETABLE: Overloaded,
+    Reason.IDEMPOTENCY_KEY_REUSED: KeyReused,
+    Reason.IDEMPOTENCY_ORIGIN_LOST: OriginLost,
 }
 
 _BY_CODE: Mapping[str, type[HeadraceError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "OUT_OF_RANGE": InvalidRequest,
     "NOT_FOUND": NotFound,
-    "UNAUTHENTICATED": RequestError,
-    "PERMISSION_DENIED": RequestError,
+    "UNAUTHENTICATED": NotAllowed,
+    "PERMISSION_DENIED": NotAllowed,
     "UNAVAILABLE": Unavailable,
     "CANCELLED": Cancelled,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
@@ -189,11 +235,12 @@ _BY_CODE: Mapping[str, type[HeadraceError]] = {
 """For statuses that carry no reason: from the transport, a proxy, or a server that is not Headrace."""
 
 
-def from_failure(failure: Failure, *, output: bool) -> HeadraceError:
+def from_failure(failure: Failure, *, output: bool, quota: tuple[QuotaViolation, ...] = ()) -> HeadraceError:
     """Build the exception for what the service said.
 
     Args:
         failure: what it said.
+        quota: limits that its status names.
         output: whether output had arrived; then to try again is no longer free, and only the caller can decide it.
     """
     if isinstance(failure, InvalidRequestFailure):
@@ -207,6 +254,7 @@ def from_failure(failure: Failure, *, output: bool) -> HeadraceError:
         violations=violations,
         metadata=failure.metadata,
         retry_after_s=failure.retry_after_s,
+        quota=quota,
     )
     return _after_output(_BY_REASON[failure.reason], output)(failure.message, facts)
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import datetime
 import enum
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from google.protobuf.duration_pb2 import Duration
-
-from headrace.adapters.route_codec import EFFORTS
-from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure
 from headrace.control.event_log import Retention
+from headrace.control.priority import Priority
 from headrace.control.resources import Effort
-from headrace.rpc import status
 
 
 class FinishReason(enum.Enum):
@@ -59,8 +54,30 @@ class NoticeKind(enum.Enum):
     RETRIED = "retried"
     PAUSED = "paused"
     DEGRADED = "degraded"
+    CONTINUED = "continued"
+    """The worker was lost after output, and another one goes on behind it; only with recovery="continue"."""
     UNKNOWN = "unknown"
     """A kind of a newer service."""
+
+
+class Exactness(enum.Enum):
+    """What output is that another worker continued."""
+
+    EXACT = "exact"
+    """Greedy: what follows is what would have followed, up to the rounding of the engine."""
+    APPROXIMATE = "approximate"
+    """Sampled: the draws from here on are others than those that were lost."""
+
+
+class AttemptCause(enum.Enum):
+    """Why an attempt was made."""
+
+    FIRST = "first"
+    RETRY = "retry"
+    HEDGE = "hedge"
+    CONTINUATION = "continuation"
+    UNKNOWN = "unknown"
+    """A cause of a newer service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,8 @@ class Accepted:
     """Tokens that may be generated ahead of what was read; 0 where the service did not say."""
     retention: Retention | None = None
     """How much of the stream can be resumed, and for how long; None: nothing."""
+    effective_priority: Priority | None = None
+    """The priority in force; None where the service did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +139,8 @@ class Notice:
     kind: NoticeKind
     message: str
     attempt: int
+    exactness: Exactness | None = None
+    """For CONTINUED: what the output from here on is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +179,21 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What became of one attempt."""
+
+    attempt: int
+    replica: str
+    cause: AttemptCause
+    finish_reason: FinishReason | None
+    """INTERRUPTED where its worker was lost, CANCELLED where it lost a hedge."""
+    usage: Usage
+    """As far as its worker could still tell."""
+    delivered: bool
+    """Whether output of it was delivered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Terminal:
     """The one end of a request."""
 
@@ -169,6 +205,8 @@ class Terminal:
     timing: Timing
     failure: Failure | None
     """Why, when the end is not STOP or LENGTH; it is raised after this event."""
+    attempt_records: tuple[AttemptRecord, ...] = ()
+    """Each attempt, in order; `usage` is their sum, the prompt counted once."""
 
 
 Event = Accepted | Delta | Notice | Terminal
@@ -226,129 +264,3 @@ class RequestInfo:
     timing: Timing
     receive_time: datetime.datetime | None
     """By the service's clock, UTC."""
-
-
-_FINISH: Mapping[int, FinishReason] = {
-    number: FinishReason[name.removeprefix("FINISH_REASON_")] for name, number in pb.FinishReason.items() if number
-}
-_NOTICE: Mapping[int, NoticeKind] = {
-    number: NoticeKind[name.removeprefix("KIND_")] for name, number in pb.Notice.Kind.items() if number
-}
-_STATE: Mapping[int, RequestState] = {
-    number: RequestState[name.removeprefix("STATE_")] for name, number in pb.Request.State.items() if number
-}
-EFFORT_OF: Mapping[int, Effort] = {number: effort for effort, number in EFFORTS.items()}
-
-
-def event_from_proto(message: pb.GenerateEvent) -> Event | None:
-    """Decode an event; None for a kind that only a newer service knows."""
-    decode = _DECODERS.get(message.WhichOneof("event") or "")
-    return decode(message) if decode is not None else None
-
-
-def request_from_proto(message: pb.Request) -> RequestInfo:
-    """Decode the record of a request."""
-    received = message.receive_time.ToDatetime(datetime.UTC) if message.HasField("receive_time") else None
-    return RequestInfo(
-        name=message.name,
-        state=_STATE.get(message.state, RequestState.UNKNOWN),
-        version=message.version,
-        revision=message.revision,
-        replica=message.replica,
-        attempts=message.attempts,
-        last_sequence=message.last_sequence,
-        attached=message.attached,
-        finish_reason=_FINISH.get(message.finish_reason, FinishReason.UNKNOWN) if message.finish_reason else None,
-        failure=status.from_proto(message.error) if message.HasField("error") else None,
-        usage=_usage(message.usage),
-        timing=_timing(message.timing),
-        receive_time=received,
-    )
-
-
-def _accepted(message: pb.GenerateEvent) -> Accepted:
-    body = message.accepted
-    return Accepted(
-        sequence=message.sequence,
-        request=message.request,
-        revision=body.revision,
-        replica=body.replica,
-        attempt=body.attempt,
-        requested_effort=EFFORT_OF.get(body.requested_effort),
-        default_effort=EFFORT_OF.get(body.default_effort),
-        effective_effort=EFFORT_OF.get(body.effective_effort),
-        snapshot_version=body.snapshot_version,
-        prompt_tokens=body.prompt_tokens,
-        cached_prompt_tokens=body.cached_prompt_tokens,
-        window_tokens=body.window_tokens,
-        retention=_retention(body.retention) if body.HasField("retention") else None,
-    )
-
-
-def _retention(body: pb.Retention) -> Retention:
-    return Retention(body.events_max, body.bytes_max, _seconds(body.window))
-
-
-def _delta(message: pb.GenerateEvent) -> Delta:
-    body = message.delta
-    logprobs = tuple(map(_logprob, body.logprobs)) if body.logprobs else ()
-    return Delta(message.sequence, body.text, tuple(body.token_ids), logprobs)
-
-
-def _logprob(entry: pb.TokenLogprob) -> TokenLogprob:
-    alternatives = tuple(Alternative(a.token_id, a.logprob) for a in entry.alternatives)
-    return TokenLogprob(entry.token_id, entry.logprob, alternatives)
-
-
-def _notice(message: pb.GenerateEvent) -> Notice:
-    body = message.notice
-    return Notice(message.sequence, _NOTICE.get(body.kind, NoticeKind.UNKNOWN), body.message, body.attempt)
-
-
-def _terminal(message: pb.GenerateEvent) -> Terminal:
-    body = message.terminal
-    return Terminal(
-        sequence=message.sequence,
-        finish_reason=_FINISH.get(body.finish_reason, FinishReason.UNKNOWN),
-        stop=_stop(body.stop),
-        usage=_usage(body.usage),
-        attempts=body.attempts,
-        timing=_timing(body.timing),
-        failure=status.from_proto(body.error) if body.HasField("error") else None,
-    )
-
-
-def _stop(match: pb.StopMatch) -> StopMatch | None:
-    kind = match.WhichOneof("match")
-    if kind == "eos_token_id":
-        return StopMatch("eos", match.eos_token_id)
-    if kind == "token_id":
-        return StopMatch("token", match.token_id)
-    return StopMatch("string", match.string) if kind == "string" else None
-
-
-def _usage(usage: pb.Usage) -> Usage:
-    return Usage(*(getattr(usage, name) for name in Usage.__slots__))
-
-
-def _timing(timing: pb.Timing) -> Timing:
-    return Timing(
-        **{
-            f"{field.name}_s": _seconds(duration)
-            for field, duration in timing.ListFields()
-            if f"{field.name}_s" in _TIMES
-        }
-    )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
-
-
-_TIMES = frozenset(Timing.__slots__)
-_DECODERS: Mapping[str, Callable[[Any], Event]] = {
-    "accepted": _accepted,
-    "delta": _delta,
-    "notice": _notice,
-    "terminal": _terminal,
-}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client.calls import Unreadable
+from headrace.client.decoding import event_from_proto
 from headrace.client.errors import Facts, ProtocolError, SequenceGap
-from headrace.client.events import Accepted, Answer, Delta, Event, Terminal, TokenLogprob, event_from_proto
+from headrace.client.events import Accepted, Answer, Delta, Event, Terminal, TokenLogprob
 from headrace.control.errors import RULES, Reason
 
 
