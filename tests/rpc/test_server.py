@@ -32,6 +32,27 @@ async def test_a_failure_becomes_its_status(kind: type[Writing]) -> None:
         assert running.outcomes == [("Generate", "OVERLOADED")]
 
 
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (Failure(Reason.QUOTA_EXCEEDED, "Used up.", retry_after_s=12.345), "12345"),
+        (Failure(Reason.DRAINING, "Draining."), "0"),
+        (Failure(Reason.OVERLOADED, "All of them.", retry_after_s=-1.0), "-1"),
+        (Failure(Reason.MODEL_NOT_FOUND, "None."), "-1"),
+        (InvalidRequest((Violation("model", "is empty"),)), "-1"),
+        (Failure(Reason.DEADLINE_EXCEEDED, "Late."), None),
+    ],
+    ids=lambda value: value.reason.value if isinstance(value, Failure) else str(value),
+)
+async def test_pushback_travels_with_the_status(failure: Failure, expected: str | None) -> None:
+    async def body(request: Any, context: Any) -> None:
+        raise failure
+
+    async with Running(Writing(body)) as running:
+        _, _, error = await running.failure()
+    assert dict(error.trailing_metadata()).get("grpc-retry-pushback-ms") == expected
+
+
 @pytest.mark.parametrize("kind", [Writing, Yielding])
 @pytest.mark.parametrize("bug", [RuntimeError("the prompt"), KeyError("the prompt"), asyncio.CancelledError()])
 async def test_a_bug_shows_an_error_id_and_never_hangs_or_leaks(kind: type[Writing], bug: BaseException) -> None:

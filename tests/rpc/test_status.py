@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from headrace.api.errors.v1 import errors_pb2
-from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Violation
+from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Retry, Violation
 from headrace.rpc import status
 
 
@@ -56,11 +56,41 @@ def test_every_status_has_an_error_info_and_the_code_of_its_rule(reason: Reason)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
+def test_pushback_says_what_the_rule_and_retry_info_say(reason: Reason) -> None:
+    rule, failure = RULES[reason], Failure(reason, "x")
+    trailers = dict(status.encode(failure)[2])
+    if rule.retry in (Retry.NOBODY, Retry.APPLICATION):
+        assert trailers[status.PUSHBACK] == "-1"
+    elif rule.retry_after_s is None:
+        assert status.PUSHBACK not in trailers
+    else:
+        assert trailers[status.PUSHBACK] == str(int(rule.retry_after_s * 1000))
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "expected"), [(0.0, 0), (0.07, 70), (0.29, 290), (1.001, 1001), (0.0004, 1), (8.2, 8200), (-1.0, -1)]
+)
+def test_pushback_is_exact_never_too_early_and_the_same_as_retry_info(wait_s: float, expected: int) -> None:
+    failure = Failure(Reason.OVERLOADED, "x", retry_after_s=wait_s)
+    assert status.pushback_ms(failure) == expected
+    retry = error_details_pb2.RetryInfo()
+    found = [detail.Unpack(retry) for detail in status.to_status(failure).details]
+    assert any(found) == (expected >= 0)
+    assert retry.retry_delay.ToMilliseconds() == max(0, expected)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_goes_into_an_event_and_back(reason: Reason) -> None:
     failure = Failure(reason, "What happened.", field="a.b", metadata={"k": "v"}, retry_after_s=0.125)
     back = status.from_proto(status.to_proto(failure))
     assert (back.reason, back.message, back.field) == (reason, failure.message, "a.b")
     assert (back.metadata, back.retry_after_s) == ({"k": "v"}, 0.125)
+
+
+def test_a_delay_that_was_not_sent_is_not_made_up() -> None:
+    back = status.from_rpc_error(sent(Failure(Reason.OVERLOADED, "x", retry_after_s=-1.0)))
+    assert back is not None
+    assert back.retry_after_s is None
 
 
 def test_the_reasons_are_those_of_the_proto() -> None:

@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from headrace.api.errors.v1 import errors_pb2
-from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Violation
+from headrace.control.errors import DOMAIN, RULES, Failure, InvalidRequest, Reason, Retry, Violation
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -46,7 +46,7 @@ def to_status(failure: Failure) -> status_pb2.Status:
         violations = (Violation(failure.field, failure.message),)
     if violations:
         details.append(_bad_request(violations))
-    if failure.retry_after_s is not None:
+    if failure.retry_after_s is not None and failure.retry_after_s >= 0:
         details.append(error_details_pb2.RetryInfo(retry_delay=_duration(failure.retry_after_s)))
     if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
         details.append(
@@ -102,9 +102,20 @@ def encode(failure: Failure) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str
     """Code, message and trailers of the status of `failure`: what `context.abort` takes."""
     status = rpc_status.to_status(to_status(failure))
     trailers = list(status.trailing_metadata)
-    if failure.retry_after_s is not None:
-        trailers.append((PUSHBACK, str(round(failure.retry_after_s * 1000))))
+    if (wait_ms := pushback_ms(failure)) is not None:
+        trailers.append((PUSHBACK, str(wait_ms)))
     return status.code, status.details, tuple(trailers)
+
+
+def pushback_ms(failure: Failure) -> int | None:
+    """What the trailer says: the milliseconds of RetryInfo; -1 where the same call must not be made again.
+
+    That is so where the rule says it, and where a service sets a negative delay ("everything here is overloaded").
+    """
+    wait_s = failure.retry_after_s
+    if failure.rule.retry in (Retry.NOBODY, Retry.APPLICATION) or (wait_s is not None and wait_s < 0):
+        return -1
+    return None if wait_s is None else _milliseconds(wait_s)
 
 
 def unmapped(error: BaseException, *, where: str) -> Failure:
@@ -129,7 +140,7 @@ def to_proto(failure: Failure) -> errors_pb2.Error:
         field=failure.field,
         metadata=dict(failure.metadata),
     )
-    if failure.retry_after_s is not None:
+    if failure.retry_after_s is not None and failure.retry_after_s >= 0:
         message.retry_delay.CopyFrom(_duration(failure.retry_after_s))
     return message
 
@@ -178,16 +189,19 @@ def from_rpc_error(error: grpc.RpcError) -> Failure | None:
         failure.message, failure.metadata, failure.retry_after_s = status.message, dict(info.metadata), retry_after_s
         failure.args = (status.message,)
         return failure
-    return Failure(
-        reason,
-        status.message,
-        field=violations[0].field if violations else "",
-        metadata=dict(info.metadata),
-        retry_after_s=retry_after_s,
+    failure = Failure(
+        reason, status.message, field=violations[0].field if violations else "", metadata=dict(info.metadata)
     )
+    failure.retry_after_s = retry_after_s  # and not the rule's: a status without RetryInfo says that waiting is no help
+    return failure
 
 
 def _duration(seconds: float) -> Duration:
     duration = Duration()
-    duration.FromMilliseconds(max(0, round(seconds * 1000)))
+    duration.FromMilliseconds(_milliseconds(seconds))
     return duration
+
+
+def _milliseconds(seconds: float) -> int:
+    """Round up, so that nobody is told to come back too early; the microsecond takes away what binary fractions add."""
+    return -(-round(seconds * 1e6) // 1000)
