@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -45,6 +46,7 @@ from headrace.control.shards import (
     snapshot_digest,
 )
 from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
+from headrace.control.tenants import ApiKey, Tenant
 
 ARTIFACTS = tuple(
     Artifact((ArtifactFile("model.gguf", size, "ab" * 32, FileKind.WEIGHTS),), "/models", 1) for size in (1, 2)
@@ -70,12 +72,18 @@ def alias(name: str, *targets: Revision) -> Alias:
     return Alias(f"aliases/{name}", tuple(AliasTarget(r.name, 1 + n) for n, r in enumerate(targets)), "3")
 
 
+def tenant(number: int, **fields: Any) -> Tenant:
+    key = ApiKey(f"tenants/t{number}/keys/k", number.to_bytes(32, "big"), 5, number * 1000)
+    return Tenant(f"tenants/t{number}", keys=(key,), certificate_names=(f"spiffe://t{number}",), **fields)
+
+
 def made(
     revisions: Iterable[Revision],
     aliases: Iterable[Alias] = (),
     replicas: Iterable[Replica] = (),
     revocations: Iterable[Revocation] = (),
     version: int = 1,
+    tenants: Iterable[Tenant] = (),
 ) -> RoutingSnapshot:
     chosen = sorted(revisions, key=lambda r: r.name)
     used = {r.artifact for r in chosen}
@@ -88,6 +96,7 @@ def made(
         tuple(sorted(replicas, key=lambda r: r.name)),
         revocations=tuple(sorted(revocations, key=lambda r: r.name)),
         publish_time_ms=version * 1000,
+        tenants=tuple(sorted(tenants, key=lambda t: t.name)),
     )
 
 
@@ -103,6 +112,7 @@ def snapshots(draw: st.DrawFn) -> RoutingSnapshot:
         [alias(f"n{n}", *draw(st.lists(of, min_size=1, max_size=3))) for n in range(draw(st.integers(0, 3)))],
         [replica(n, draw(of), draw(st.sampled_from(ReplicaState))) for n in numbers],
         [Revocation(f"replicas/r{n}", "why", bool(n % 2), n) for n in draw(st.sets(st.integers(0, 9), max_size=3))],
+        tenants=[tenant(n, concurrency=n) for n in draw(st.sets(st.integers(0, 9), max_size=3))],
     )
 
 
@@ -121,6 +131,8 @@ def check_same(found: RoutingSnapshot, expected: RoutingSnapshot) -> None:
     assert found.artifact_by_name == expected.artifact_by_name
     assert found.revision_by_name == expected.revision_by_name
     assert found.alias_by_name == expected.alias_by_name
+    for index in ("tenant_by_name", "tenant_by_key_digest", "tenant_by_certificate"):
+        assert getattr(found, index) == getattr(expected, index)
     for index in ("replicas_of", "ready_of"):
         one, other = getattr(found, index), getattr(expected, index)
         assert {name: set(group) for name, group in one.items()} == {n: set(group) for n, group in other.items()}
@@ -147,6 +159,7 @@ class Publications(RuleBasedStateMachine):
         self.aliases: dict[str, Alias] = {}
         self.replicas: dict[str, Replica] = {}
         self.revocations: dict[str, Revocation] = {}
+        self.tenants: dict[str, Tenant] = {}
         self.kept: dict[bytes, Shard] = {}
         self.counts: dict[str, int] = {}
         self.version = 0
@@ -189,6 +202,14 @@ class Publications(RuleBasedStateMachine):
         if not lifted:
             self.revocations[name] = Revocation(name, "why")
 
+    @rule(first=st.integers(0, 300), count=st.sampled_from([1, 200]), weight=st.integers(0, 2))
+    def set_tenants(self, first: int, count: int, weight: int) -> None:
+        for number in range(first, first + count):
+            one = tenant(number, weight=weight)
+            self.tenants.pop(one.name, None)
+            if weight:
+                self.tenants[one.name] = one
+
     @invariant()
     def a_reader_has_what_is_stored(self) -> None:
         self.version += 1
@@ -198,6 +219,7 @@ class Publications(RuleBasedStateMachine):
             self.replicas.values(),
             self.revocations.values(),
             self.version,
+            self.tenants.values(),
         )
         stored = self.encoder.encode(expected, self.counts)
         fresh = SnapshotEncoder().encode(expected, self.counts)
@@ -212,6 +234,15 @@ TestPublications.settings = settings(max_examples=60, stateful_step_count=20, de
 
 FLEET = tuple(replica(n, REVISIONS[n % 2]) for n in range(1000))
 WHOLE = made(REVISIONS[:6], [alias("chat", *REVISIONS[:2])], FLEET)
+
+
+def test_one_tenants_change_moves_one_shard() -> None:
+    encoder, many = SnapshotEncoder(), [tenant(n) for n in range(500)]
+    before = encoder.encode(made(REVISIONS[:1], tenants=many))
+    after = encoder.encode(made(REVISIONS[:1], tenants=[*many[:99], tenant(99, concurrency=3), *many[100:]]))
+    moved = {s.ref for s in after.shards} - {s.ref for s in before.shards}
+    assert len(before.shards) == len(after.shards) == 5
+    assert [ref.name.split("/")[0] for ref in moved] == ["tenants"]
 
 
 def test_one_replicas_change_moves_one_shard_and_a_reader_shares_the_others() -> None:
@@ -256,6 +287,7 @@ def test_a_bucket_holds_few_and_the_count_is_stable(replicas: int, before: int) 
 def test_bucket_counts_are_read_from_the_names_of_shards() -> None:
     names = ["aliases", "models/m", "replicas/m/3-of-8", "replicas/m/0-of-8", "replicas/n.o/0-of-1", "replicas/x/odd"]
     assert bucket_counts(names) == {"m": 8, "n.o": 1, "x": 1}
+    assert bucket_counts(["tenants/3-of-4", "models/tenants"]) == {"tenants/": 4}
 
 
 def rooted(stored: StoredSnapshot, keep: Iterable[str]) -> Root:
@@ -314,8 +346,18 @@ def _renamed(data: bytes, name: str) -> StoredShard:
         lambda m: m.replicas.add(name="replicas/x", state=99),
         lambda m: m.aliases.add(name="aliases/other"),
         lambda m: m.revisions.add().CopyFrom(m.revisions[0]),
+        lambda m: m.tenants.add(name="tenants/t").keys.add(name="tenants/t/keys/k", sha256=b"short"),
+        lambda m: [m.tenants.add(name="tenants/t") for _ in "12"],
     ],
-    ids=["a revision's digest", "a file's size", "unknown enum", "alias without target", "twice the name"],
+    ids=[
+        "a revision's digest",
+        "a file's size",
+        "unknown enum",
+        "alias without target",
+        "twice the name",
+        "a key without a digest",
+        "twice a tenant",
+    ],
 )
 def test_a_damaged_shard_is_refused_though_its_digest_is_right(damage: object) -> None:
     stored = next(s for s in SnapshotEncoder().encode(WHOLE).shards if s.ref.name == "models/a")

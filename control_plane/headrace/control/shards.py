@@ -4,6 +4,7 @@
       aliases                 all aliases
       models/{m}              the revisions of a model, with their artifacts
       replicas/{m}/{i}-of-{n} a share of a model's replicas, by a hash of their names
+      tenants/{i}-of-{n}      a share of the tenants with their keys, likewise
 
 A shard is stored under its digest and never changes. So one replica's change writes one small shard and a root, and
 whoever has the other shards reads only these. A shard's content is a `Part`: indexed and checked when it is decoded,
@@ -16,20 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.control.resources import Alias, Artifact, Replica, Revision
 from headrace.control.revocation import Revocation
 from headrace.control.snapshot import InconsistentSnapshot, Part, RoutingSnapshot
+from headrace.control.tenants import Tenant
+
+N = TypeVar("N", Replica, Tenant)
 
 ALIASES = "aliases"
 MODELS = "models/"
 REPLICAS = "replicas/"
+TENANTS = "tenants/"
 
 BUCKET_REPLICAS = 128
-"""Replicas in one bucket, on average, at most: some 25 KiB, written and decoded anew when one of them changes."""
+"""Replicas, or tenants, in one bucket, on average, at most: some 25 KiB, written and decoded anew when one changes."""
 
 SHRINK = 8
 """Buckets become fewer only when they hold this many times less: a count at a threshold does not go to and fro."""
@@ -66,6 +71,7 @@ class Content(NamedTuple):
     revisions: tuple[Revision, ...] = ()
     aliases: tuple[Alias, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +94,16 @@ def snapshot_digest(shards: Iterable[ShardRef], revocations: Iterable[Revocation
 
 
 def bucket_counts(shard_names: Iterable[str]) -> dict[str, int]:
-    """Into how many buckets the replicas of each model are cut, by the names of a root's shards."""
+    """Into how many buckets the replicas of each model are cut, by the names of a root's shards; tenants: TENANTS."""
     counts = {}
     for name in shard_names:
         if name.startswith(REPLICAS):
             model, _, bucket = name.removeprefix(REPLICAS).rpartition("/")
             count = bucket.rpartition("-of-")[2]
             counts[model] = int(count) if count.isdecimal() else 1
+        elif name.startswith(TENANTS):
+            count = name.rpartition("-of-")[2]
+            counts[TENANTS] = int(count) if count.isdecimal() else 1
     return counts
 
 
@@ -113,7 +122,7 @@ def cut(snapshot: RoutingSnapshot, counts: Mapping[str, int]) -> dict[str, Conte
 
     Args:
         snapshot: what to cut.
-        counts: the buckets that each model has in the published snapshot.
+        counts: the buckets that each model, and TENANTS, has in the published snapshot.
     """
     by_model: dict[str, list[Revision]] = {}
     for revision in snapshot.revisions:
@@ -128,13 +137,10 @@ def cut(snapshot: RoutingSnapshot, counts: Mapping[str, int]) -> dict[str, Conte
     for model, revisions in by_model.items():
         shards[MODELS + model] = Content(_artifacts_of(snapshot, revisions), tuple(revisions))
     for model, members in replicas.items():
-        count = bucket_count(len(members), counts.get(model, 1))
-        buckets: dict[int, list[Replica]] = {}
-        for replica in members:
-            buckets.setdefault(zlib.crc32(replica.name.encode()) % count, []).append(replica)
-        for index, found_here in buckets.items():
-            ordered = tuple(sorted(found_here, key=lambda r: r.name))
-            shards[f"{REPLICAS}{model}/{index}-of-{count}"] = Content(replicas=ordered)
+        for bucket, some in _buckets(members, counts.get(model, 1)).items():
+            shards[f"{REPLICAS}{model}/{bucket}"] = Content(replicas=some)
+    for bucket, tenants in _buckets(snapshot.tenants, counts.get(TENANTS, 1)).items():
+        shards[f"{TENANTS}{bucket}"] = Content(tenants=tenants)
     return dict(sorted(shards.items()))
 
 
@@ -167,6 +173,15 @@ def assemble(root: Root, shards: Mapping[bytes, Shard]) -> RoutingSnapshot:
         digest=root.digest,
         parts=tuple(parts),
     )
+
+
+def _buckets(members: Sequence[N], before: int) -> dict[str, tuple[N, ...]]:
+    """Members by bucket, "{i}-of-{n}", each by name."""
+    count = bucket_count(len(members), before)
+    buckets: dict[int, list[N]] = {}
+    for member in members:
+        buckets.setdefault(zlib.crc32(member.name.encode()) % count, []).append(member)
+    return {f"{index}-of-{count}": tuple(sorted(some, key=lambda m: m.name)) for index, some in buckets.items()}
 
 
 def _artifacts_of(snapshot: RoutingSnapshot, revisions: Iterable[Revision]) -> tuple[Artifact, ...]:

@@ -18,8 +18,9 @@ from typing import Protocol, TypeVar
 from headrace.control.errors import Failure, Reason
 from headrace.control.resources import Alias, Artifact, Replica, ReplicaState, Revision
 from headrace.control.revocation import Revocation
+from headrace.control.tenants import ApiKey, Tenant, contested_certificates, directory
 
-T = TypeVar("T", Artifact, Revision, Alias, Replica, Revocation)
+T = TypeVar("T", Artifact, Revision, Alias, Replica, Revocation, Tenant)
 M = TypeVar("M", Revision, Alias)
 
 SOFT_AGE_S = 30.0
@@ -42,6 +43,7 @@ class Part:
     revisions: tuple[Revision, ...] = ()
     aliases: tuple[Alias, ...] = ()
     replicas: tuple[Replica, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
     artifact_by_name: Mapping[str, Artifact] = field(init=False, repr=False, compare=False)
     revision_by_name: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
     alias_by_name: Mapping[str, Alias] = field(init=False, repr=False, compare=False)
@@ -57,6 +59,7 @@ class Part:
         replicas_of: dict[str, list[Replica]] = {}
         for replica in self.replicas:
             replicas_of.setdefault(replica.revision, []).append(replica)
+        _index("tenant", self.tenants)
         ready_of = {name: [r for r in found if r.state is ReplicaState.READY] for name, found in replicas_of.items()}
         put = object.__setattr__
         put(self, "artifact_by_name", _index("artifact", self.artifacts))
@@ -92,6 +95,8 @@ class RoutingSnapshot:
     revocations: tuple[Revocation, ...] = ()
     digest: str = field(default="", compare=False)
     """Of the shards and the revocations, in hex; "" while it is not published."""
+    tenants: tuple[Tenant, ...] = ()
+    """By name."""
     parts: InitVar[tuple[Part, ...]] = ()
     revision_by_name: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
     alias_by_name: Mapping[str, Alias] = field(init=False, repr=False, compare=False)
@@ -101,6 +106,11 @@ class RoutingSnapshot:
     ready_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
     """Those that are READY, by revision name."""
     revocation_of: Mapping[str, Revocation] = field(init=False, repr=False, compare=False)
+    tenant_by_name: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+    tenant_by_key_digest: Mapping[bytes, tuple[Tenant, ApiKey]] = field(init=False, repr=False, compare=False)
+    """Whose key it is; whether that is expired or revoked is for the reader to ask."""
+    tenant_by_certificate: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+    """By a name in client certificates; one that two tenants claim is neither's."""
 
     def __post_init__(self, parts: tuple[Part, ...]) -> None:
         """Merge the parts' indexes and check what goes across parts."""
@@ -111,8 +121,10 @@ class RoutingSnapshot:
             put(self, "revisions", tuple(chain.from_iterable(part.revisions for part in parts)))
             put(self, "aliases", tuple(chain.from_iterable(part.aliases for part in parts)))
             put(self, "replicas", tuple(chain.from_iterable(part.replicas for part in parts)))
+            tenants = sorted(chain.from_iterable(part.tenants for part in parts), key=lambda t: t.name)
+            put(self, "tenants", tuple(tenants))
         else:
-            parts = (Part(self.artifacts, self.revisions, self.aliases, self.replicas),)
+            parts = (Part(self.artifacts, self.revisions, self.aliases, self.replicas, self.tenants),)
         put(self, "artifact_by_name", MappingProxyType(_merged_artifacts(parts)))
         put(self, "revision_by_name", _merged("revision", [part.revision_by_name for part in parts]))
         put(self, "alias_by_name", _merged("alias", [part.alias_by_name for part in parts]))
@@ -121,6 +133,12 @@ class RoutingSnapshot:
         put(self, "replicas_of", _grouped(self.revision_by_name, [part.replicas_of for part in parts]))
         put(self, "ready_of", _grouped(self.revision_by_name, [part.ready_of for part in parts]))
         put(self, "revocation_of", _index("revocation", self.revocations))
+        found = directory(self.tenants)
+        if len(found.by_name) != len(self.tenants):
+            raise InconsistentSnapshot("a tenant occurs twice")
+        put(self, "tenant_by_name", found.by_name)
+        put(self, "tenant_by_key_digest", found.by_digest)
+        put(self, "tenant_by_certificate", found.by_certificate)
         self._check_references(parts)
 
     def _check_references(self, parts: tuple[Part, ...]) -> None:
@@ -155,6 +173,7 @@ def compile_snapshot(
     aliases: Iterable[Alias],
     replicas: Iterable[Replica],
     revocations: Iterable[Revocation] = (),
+    tenants: Iterable[Tenant] = (),
     soft_age_s: float = SOFT_AGE_S,
     hard_age_s: float = HARD_AGE_S,
     publish_time_ms: int = 0,
@@ -187,6 +206,9 @@ def compile_snapshot(
             kept_replicas.append(replica)
         else:
             problems.append(f"{replica.name} was left out: {replica.revision} does not exist")
+    kept_tenants = tuple(sorted(tenants, key=lambda t: t.name))
+    for certificate, claimed in contested_certificates(kept_tenants).items():
+        problems.append(f"the certificate name {certificate} is nobody's: {' and '.join(claimed)} claim it")
     snapshot = RoutingSnapshot(
         incarnation=incarnation,
         version=version,
@@ -198,6 +220,7 @@ def compile_snapshot(
         hard_age_s=hard_age_s,
         publish_time_ms=publish_time_ms,
         revocations=tuple(sorted(revocations, key=lambda r: r.name)),
+        tenants=kept_tenants,
     )
     return snapshot, tuple(problems)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from headrace.adapters import route_codec
+from headrace.adapters import route_codec, tenant_codec
 from headrace.adapters.route_codec import BadRecord
 from headrace.api.registry.v1 import routing_pb2
 from headrace.control.shards import Content, Root, Shard, ShardRef, cut, snapshot_digest
@@ -134,6 +134,7 @@ def parse_shard(ref: ShardRef, data: bytes) -> Shard:
             ),
             tuple(map(route_codec.alias_from_proto, message.aliases)),
             tuple(map(route_codec.replica_from_proto, message.replicas)),
+            tuple(map(tenant_codec.tenant_from_proto, message.tenants)),
         )
     except InconsistentSnapshot as error:
         raise BadRecord(str(error)) from None
@@ -147,6 +148,7 @@ def _stored(name: str, content: Content) -> StoredShard:
         revisions=map(route_codec.revision_to_proto, content.revisions),
         aliases=map(route_codec.alias_to_proto, content.aliases),
         replicas=map(route_codec.replica_to_proto, content.replicas),
+        tenants=map(tenant_codec.tenant_to_proto, content.tenants),
     )
     data = message.SerializeToString(deterministic=True)
     return StoredShard(ShardRef(name, hashlib.sha256(data).digest()), data)

@@ -1,6 +1,7 @@
 """All that the installation has stored, as one view in memory, and the snapshot that follows from it.
 
-    artifacts/{d12}  revisions/{model}/{d12}  aliases/{a}  replicas/{id}  revocations/{name}  services/{kind}/{id}
+    artifacts/{d12}  revisions/{model}/{d12}  aliases/{a}  tenants/{t}  replicas/{id}  revocations/{name}
+    services/{kind}/{id}
     snapshot/root    snapshot/shards/{d32}    history/{version}           registry/leader     incarnation
 
 No I/O: listings and changes of the watch come in, compiled snapshots go out.
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from headrace.adapters import route_codec, shard_codec
+from headrace.adapters import route_codec, shard_codec, tenant_codec
 from headrace.adapters.route_codec import BadRecord
 from headrace.api.registry.v1 import resources_pb2
 from headrace.control import names
@@ -23,6 +24,7 @@ from headrace.control.resources import Alias, Artifact, Replica, Revision
 from headrace.control.revocation import Revocation
 from headrace.control.shards import Root, Shard, assemble
 from headrace.control.snapshot import RoutingSnapshot, compile_snapshot
+from headrace.control.tenants import Tenant
 from headrace.control.watch_cursor import Change
 from headrace.runtime.ports import Listing
 from headrace.runtime.snapshot_follower import ROOT_KEY, shard_key
@@ -32,9 +34,10 @@ T = TypeVar("T")
 LEADER_KEY = "registry/leader"
 HISTORY_PREFIX = "history/"
 REVOCATION_PREFIX = "revocations/"
+TENANT_PREFIX = "tenants/"
 AUDIT_PREFIX = "audit/"
 
-_MATTERS = frozenset({"artifacts", "revisions", "aliases", "replicas", "revocations", "registry"})
+_MATTERS = frozenset({"artifacts", "revisions", "aliases", "replicas", "revocations", "tenants", "registry"})
 """First parts of keys that may alter what is published or who leads; beside them the root."""
 
 _NOT_UNDERSTOOD = (BadRecord, DecodeError, Failure)
@@ -205,6 +208,9 @@ class Catalogue:
             ),
             replicas=replicas,
             revocations=self._understood(REVOCATION_PREFIX, _decode_revocation, problems),
+            tenants=self._understood(
+                TENANT_PREFIX, lambda key, entry: decode_tenant(key, entry.value, entry.mod_revision), problems
+            ),
             soft_age_s=soft_age_s,
             hard_age_s=hard_age_s,
             publish_time_ms=publish_time_ms,
@@ -281,6 +287,20 @@ def decode_alias(key: str, value: bytes, mod_revision: int) -> Alias:
     if any(target.weight < 1 for target in alias.targets):
         raise BadRecord("a target has no weight")
     return alias
+
+
+def decode_tenant(key: str, value: bytes, mod_revision: int) -> Tenant:
+    """Decode a stored tenant; its etag is the revision of its last write.
+
+    Raises:
+        BadRecord: it is under another's key, or does not hold together.
+        DecodeError: it is no Tenant.
+    """
+    message = resources_pb2.Tenant.FromString(value)
+    message.etag = str(mod_revision)
+    tenant = tenant_codec.tenant_from_proto(message)
+    _check_name(key, tenant.name)
+    return tenant
 
 
 def _check_name(key: str, expected: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from headrace.adapters.shard_codec import StoredShard, StoredSnapshot
-from headrace.control.shards import REPLICAS, Root, ShardRef
+from headrace.control.shards import REPLICAS, TENANTS, Root, ShardRef
 from headrace.control.watch_cursor import Change
 from headrace.registry.catalogue import Catalogue, history_key
 from headrace.runtime.ports import Compare, Put, Store
@@ -94,8 +94,8 @@ class ShardKeeping:
 
 
 def lasting(root: Root) -> tuple[ShardRef, ...]:
-    """Shards that an earlier snapshot still has: models and aliases. The replicas of then mean nothing any more."""
-    return tuple(ref for ref in root.shards if not ref.name.startswith(REPLICAS))
+    """Shards that an earlier snapshot still has: models and aliases. Replicas and keys of then mean nothing now."""
+    return tuple(ref for ref in root.shards if not ref.name.startswith((REPLICAS, TENANTS)))
 
 
 def shard_puts(shards: Iterable[StoredShard]) -> list[Put]:

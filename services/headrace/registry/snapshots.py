@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.adapters import route_codec, shard_codec
+from headrace.adapters import route_codec, shard_codec, tenant_codec
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.registry import history
 from headrace.registry.audit import Change
@@ -18,7 +18,9 @@ class SnapshotCalls(Records):
     async def GetSnapshot(self, request: pb.GetSnapshotRequest, context: Any) -> pb.GetSnapshotResponse:  # noqa: N802
         """Return the published snapshot, or an earlier one that is kept, without its replicas."""
         snapshot = await history.read_snapshot(self._store, request.version)
-        return pb.GetSnapshotResponse(snapshot=route_codec.snapshot_to_proto(snapshot))
+        message = route_codec.snapshot_to_proto(snapshot)
+        message.tenants.extend(tenant_codec.tenant_to_proto(t, with_digests=False) for t in snapshot.tenants)
+        return pb.GetSnapshotResponse(snapshot=message)
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Any) -> pb.ListSnapshotsResponse:  # noqa: N802
         """List the roots, the newest first."""
