@@ -50,6 +50,29 @@ async def test_a_transaction_writes_all_or_nothing(store: EtcdStore) -> None:
     assert await store.get("l") is None
 
 
+async def test_a_swap_writes_or_reads_what_is_there_instead(store: EtcdStore) -> None:
+    won = await store.swap(Put("k", b"1"), 0)
+    assert won.revision > 0
+    lost = await store.swap(Put("k", b"2"), 0)
+    assert (lost.revision, lost.found and (lost.found.value, lost.found.mod_revision)) == (0, (b"1", won.revision))
+    again = await store.swap(Put("k", b"3"), won.revision)
+    assert again.revision > won.revision
+    assert (await store.swap(Put("k", b"4"), won.revision)).found is not None
+    await store.delete("k")
+    gone = await store.swap(Put("k", b"5"), again.revision)
+    assert (gone.revision, gone.found) == (0, None)
+    with pytest.raises(LeaseNotFound):
+        await store.swap(Put("k", b"6", lease=4711), 0)
+
+
+async def test_of_200_swaps_for_one_key_one_writes_and_all_others_read_it(etcd: Etcd, store: EtcdStore) -> None:
+    async with make_store(etcd.endpoint, prefix="/headrace") as other:
+        done = await asyncio.gather(*((store, other)[n % 2].swap(Put("k", b"%d" % n), 0) for n in range(200)))
+    winners = [n for n, result in enumerate(done) if result.revision]
+    assert len(winners) == 1
+    assert {result.found.value for result in done if result.found is not None} == {b"%d" % winners[0]}
+
+
 async def test_a_lease_takes_its_keys_with_it_and_is_then_not_found(store: EtcdStore) -> None:
     lease, ttl_s = await store.lease_grant(5)
     assert ttl_s == 5

@@ -35,6 +35,7 @@ from headrace.runtime.ports import (
     Listing,
     Page,
     Put,
+    SwapResult,
     TxnResult,
     Watch,
 )
@@ -251,6 +252,26 @@ class EtcdStore:
         )
         reply = await self._unary("KV/Txn", request, rpc_pb2.TxnResponse, timeout_s)
         return TxnResult(reply.succeeded, reply.header.revision)
+
+    async def swap(self, put: Put, mod_revision: int, *, timeout_s: float = TIMEOUT_S) -> SwapResult:
+        """Write a key if it was last written at `mod_revision` (0: does not exist); else read it, in one transaction.
+
+        After a StoreUnavailable it may have happened.
+
+        Raises:
+            LeaseNotFound: the lease of `put` has expired.
+        """
+        key = self._raw(put.key)
+        request = rpc_pb2.TxnRequest(
+            compare=self._compare(Compare(put.key, mod_revision=mod_revision)),
+            success=[rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=put.value, lease=put.lease))],
+            failure=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))],
+        )
+        reply = await self._unary("KV/Txn", request, rpc_pb2.TxnResponse, timeout_s)
+        if reply.succeeded:
+            return SwapResult(reply.header.revision)
+        kvs = reply.responses[0].response_range.kvs
+        return SwapResult(0, self._item(kvs[0]) if kvs else None)
 
     # Leases.
 

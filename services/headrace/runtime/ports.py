@@ -99,6 +99,16 @@ class TxnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapResult:
+    """What came of a conditional write: the revision of the write, or the key as it is instead."""
+
+    revision: int
+    """0: nothing was written."""
+    found: KeyValue | None = None
+    """If nothing was written: what is there; None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
 class WatchState:
     """How current a reader is. Times are those of the clock given to the watch."""
 
@@ -158,6 +168,9 @@ class Store(Protocol):
         timeout_s: float = ...,
     ) -> TxnResult:
         """Write all of it if all conditions hold, else nothing."""
+
+    async def swap(self, put: Put, mod_revision: int, *, timeout_s: float = ...) -> SwapResult:
+        """Write a key if it was last written at `mod_revision` (0: does not exist); else read it, in one transaction."""
 
     async def lease_grant(self, ttl_s: int, *, timeout_s: float = ...) -> tuple[int, float]:
         """Grant a lease; returns its id and the seconds it really lasts."""
