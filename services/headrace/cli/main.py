@@ -20,6 +20,7 @@ _COMMANDS = {
     "artifact": "headrace.cli.artifact:artifact",
     "revision": "headrace.cli.revision:revision",
     "alias": "headrace.cli.alias:alias",
+    "tenant": "headrace.cli.tenant:tenant",
     "revoke": "headrace.cli.revoke:revoke",
     "snapshot": "headrace.cli.snapshot:snapshot",
     "audit": "headrace.cli.audit:audit",

@@ -43,17 +43,23 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[a-z]([a-z0-9_./-]{0,61}[a-z0-9])?")
 
 
-class _Wrong:
+class Wrong:
     """Collects violations."""
 
     def __init__(self) -> None:
         self._found: list[Violation] = []
 
     def unless(self, good: bool, field: str, description: str) -> None:
+        """Note that a field is wrong, unless it is good."""
         if not good:
             self._found.append(Violation(field, description))
 
     def done(self) -> None:
+        """Refuse the request if anything is wrong.
+
+        Raises:
+            InvalidRequest: with all of it.
+        """
         if self._found:
             raise InvalidRequest(tuple(self._found))
 
@@ -64,10 +70,10 @@ def checked_artifact(message: resources_pb2.Artifact, now_ms: int) -> Artifact:
     Raises:
         InvalidRequest: with every field that is wrong.
     """
-    wrong = _Wrong()
+    wrong = Wrong()
     wrong.unless(0 < len(message.files) <= FILES_MAX, "artifact.files", f"must have 1 to {FILES_MAX} files")
     wrong.unless(bool(message.location.strip()), "artifact.location", "must be the directory of the files")
-    _check_labels(wrong, message.labels, "artifact.labels")
+    check_labels(wrong, message.labels, "artifact.labels")
     _check_facts(wrong, message.facts)
     signed = not message.signature or _is_inside(message.signature)
     wrong.unless(signed, "artifact.signature", "must be a path below the location, with '/' between parts")
@@ -104,10 +110,10 @@ def checked_revision(
     Raises:
         InvalidRequest: with every field that is wrong.
     """
-    wrong = _Wrong()
+    wrong = Wrong()
     known = message.execution.engine in resources_pb2.Execution.Engine.values() and message.execution.engine != 0
     wrong.unless(known, "revision.execution.engine", "must be a known engine")
-    _check_labels(wrong, message.labels, "revision.labels")
+    check_labels(wrong, message.labels, "revision.labels")
     wrong.done()
     filled = resources_pb2.Revision()
     filled.CopyFrom(message)
@@ -141,9 +147,9 @@ def checked_alias(message: resources_pb2.Alias, now_ms: int) -> Alias:
         InvalidRequest: with every field that is wrong.
     """
     names.parse(message.name, "aliases", field="alias.name")
-    wrong = _Wrong()
+    wrong = Wrong()
     wrong.unless(0 < len(message.targets) <= TARGETS_MAX, "alias.targets", f"must have 1 to {TARGETS_MAX} targets")
-    _check_labels(wrong, message.labels, "alias.labels")
+    check_labels(wrong, message.labels, "alias.labels")
     seen: set[str] = set()
     for index, target in enumerate(message.targets[:TARGETS_MAX]):
         at = f"alias.targets[{index}]"
@@ -165,8 +171,8 @@ def checked_filter(labels: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InvalidRequest: no resource could have them.
     """
-    wrong = _Wrong()
-    _check_labels(wrong, labels, "labels")
+    wrong = Wrong()
+    check_labels(wrong, labels, "labels")
     wrong.done()
     return dict(labels)
 
@@ -177,7 +183,7 @@ def checked_revocation(message: resources_pb2.Revocation, now_ms: int) -> resour
     Raises:
         InvalidRequest: with every field that is wrong.
     """
-    wrong = _Wrong()
+    wrong = Wrong()
     wrong.unless(is_revocable(message.name), "revocation.name", REVOCABLE_RULE)
     short = len(message.reason) <= REASON_CHARACTERS_MAX
     wrong.unless(short, "revocation.reason", f"must have at most {REASON_CHARACTERS_MAX} characters")
@@ -210,7 +216,8 @@ def _is_inside(path: str) -> bool:
     return bool(path) and not any(part in ("", ".", "..") for part in path.split("/")) and "\0" not in path
 
 
-def _check_labels(wrong: _Wrong, labels: Mapping[str, str], field: str) -> None:
+def check_labels(wrong: Wrong, labels: Mapping[str, str], field: str) -> None:
+    """Note what is wrong with labels."""
     wrong.unless(len(labels) <= LABELS_MAX, field, f"must be at most {LABELS_MAX}")
     size = sum(len(key.encode()) + len(value.encode()) for key, value in labels.items())
     wrong.unless(size <= LABELS_BYTES_MAX, field, f"must have at most {LABELS_BYTES_MAX} bytes together")
@@ -224,7 +231,7 @@ def _check_labels(wrong: _Wrong, labels: Mapping[str, str], field: str) -> None:
         wrong.unless(good, f"{field}[{key[:63]}]", f"must be at most {LABEL_BYTES_MAX} bytes of printable text")
 
 
-def _check_facts(wrong: _Wrong, facts: resources_pb2.ModelFacts) -> None:
+def _check_facts(wrong: Wrong, facts: resources_pb2.ModelFacts) -> None:
     for name in ("architecture", "weight_type"):
         text = getattr(facts, name)
         wrong.unless(len(text) <= 63 and text.isprintable(), f"artifact.facts.{name}", "must be a short word")
@@ -232,7 +239,7 @@ def _check_facts(wrong: _Wrong, facts: resources_pb2.ModelFacts) -> None:
     wrong.unless(good, "artifact.facts.base_digest", "must be empty or 64 lower-case hex digits")
 
 
-def _check_execution(wrong: _Wrong, run: Execution) -> None:
+def _check_execution(wrong: Wrong, run: Execution) -> None:
     at = "revision.execution"
     wrong.unless(1 <= run.context_tokens <= TOKENS_MAX, f"{at}.context_tokens", f"must be 1 to {TOKENS_MAX}")
     wrong.unless(1 <= run.slots <= SLOTS_MAX, f"{at}.slots", f"must be 1 to {SLOTS_MAX}")
@@ -249,7 +256,7 @@ def _check_execution(wrong: _Wrong, run: Execution) -> None:
         wrong.unless(math.isfinite(value) and value >= 0, f"{at}.{field}", "must be 0 or more")
 
 
-def _check_policy(wrong: _Wrong, policy: RequestPolicy, run: Execution) -> None:
+def _check_policy(wrong: Wrong, policy: RequestPolicy, run: Execution) -> None:
     at = "revision.policy"
     fits = policy.max_output_tokens <= run.context_tokens
     wrong.unless(fits, f"{at}.max_output_tokens", "must not be above context_tokens")
