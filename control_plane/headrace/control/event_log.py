@@ -6,6 +6,7 @@ not fit is never refused: the oldest give way, and a reader that still wants tho
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,8 +93,10 @@ class EventLog:
             raise UnknownSequence(self.last)
         if sequence + 1 < self.first:
             raise EventsExpired(self.first)
-        skip = sequence + 1 - self.first
-        return [event for index, event in enumerate(self._events) if index >= skip]
+        # From the newest end: readers that keep up want the last one of thousands.
+        behind = list(itertools.islice(reversed(self._events), self.last - sequence))
+        behind.reverse()
+        return behind
 
     def tokens_through(self, sequence: int) -> int:
         """Tokens of all events up to and with `sequence`, which must not lie before what `after` would give."""

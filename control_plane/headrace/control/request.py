@@ -2,6 +2,7 @@
 
     facts in                            what follows
     dispatch, admitted, output, ended   next() says what the reader is told: an event, a retry, the end
+    hedge                               a rival beside the attempt that counts: headrace.control.hedge
     write, acknowledge, attach, detach  grant() says what the engine may generate
     ask_end, wind_down, tick            True: the engine has to be told to stop
 
@@ -14,11 +15,13 @@ Sans-io: it counts tokens and never sees one. Router and simulator run this same
 
 from __future__ import annotations
 
+from headrace.control.backoff import Retries
 from headrace.control.credit import CreditWindow, Reader
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
-from headrace.control.holdings import Holdings, Resource, ResourceLedger
+from headrace.control.holdings import Resource, ResourceLedger
 from headrace.control.lifecycle import FINISH_OF, Finish, RequestRecord
+from headrace.control.request_attempts import RequestAttempts
 from headrace.control.steps import AttemptEnd, Step, Terms
 
 __all__ = ["CONFIRM_S", "PAUSED_NOTICE_S", "AttemptEnd", "RequestMachine", "Step", "Terms"]
@@ -29,45 +32,50 @@ PAUSED_NOTICE_S = 1.0
 """After this long without credit the reader is told that generation waits for it."""
 
 
-class RequestMachine:
-    """See the module. Invariants: at most one attempt runs; nothing is told after the terminal event."""
+class RequestMachine(RequestAttempts):
+    """See the module. Invariants: one attempt counts, at most one more runs; nothing is told after the terminal event.
 
-    def __init__(self, budget: Budget, window: CreditWindow, terms: Terms, ledger: ResourceLedger) -> None:
-        self.record = RequestRecord(received_at=budget.received_at)
+    Args:
+        budget: its limits of time.
+        window: its credit.
+        terms: what else is fixed for it.
+        ledger: counts what all requests hold.
+        retries: when it is tried again; None: at once, as often as `terms` says.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        window: CreditWindow,
+        terms: Terms,
+        ledger: ResourceLedger,
+        retries: Retries | None = None,
+    ) -> None:
+        super().__init__(RequestRecord(received_at=budget.received_at), window, ledger)
         self.budget = budget
-        self.window = window
-        self.holdings = Holdings(ledger)
         self.holdings.hold(Resource.SEND_BUFFER, Resource.TRACE)
         self.sequence = 0
         """Of the newest event."""
-        self.late = 0
-        """Messages that no longer counted."""
         self.dropped = 0
         """Tokens that arrived and were never told, because the end came first."""
-        self.cached = False
         self.detached_at: float | None = None
         """Since when nobody reads; None: somebody does."""
         self.log_is_full = False
         """Whether, without a reader, no more may be written."""
         self.writing_since: float | None = None
         """When the write that is under way began."""
+        self.retry_at: float | None = None
+        """When the next attempt may start, while that is what it waits for."""
+        self.refused_retry = ""
+        """Why there was no other attempt although one was allowed: "budget", or ""."""
         self._terms = terms
-        self._is_running = False
-        self._end: AttemptEnd | None = None
-        self._has_news = False
+        self._retries = retries
         self._was_accepted = False
         self._notice_due: bool | None = False
         """None: told in this pause."""
-        self._pending = 0
-        self._early: Reason | None = None
         self._is_told = False
 
-    # The attempt
-
-    @property
-    def is_running(self) -> bool:
-        """Whether an attempt may still hold something in an engine."""
-        return self._is_running
+    # What it is like
 
     @property
     def has_notice(self) -> bool:
@@ -88,58 +96,6 @@ class RequestMachine:
     def pending(self) -> int:
         """Tokens that arrived and were not told yet."""
         return self._pending
-
-    def dispatch(self, attempt: int, replica: str) -> int:
-        """An attempt starts; returns the credit it starts with."""
-        started = self.record.dispatch(attempt, replica)
-        assert started, "dispatched a request that has output or is over"
-        assert not self._is_running, "the attempt before was not confirmed"
-        self.holdings.hold(Resource.ENGINE_WORK)
-        self._is_running = True
-        self._end = None
-        self._has_news = False
-        return self.window.open()
-
-    def admitted(self, attempt: int, version: int, now: float, *, cached_tokens: int = 0) -> bool:
-        """The engine has begun with an attempt; False: late, dropped."""
-        if not self._is_running or not self.record.admit(attempt, version, now):
-            self.late += 1
-            return False
-        self.holdings.hold(Resource.KV, Resource.SLOT)
-        if cached_tokens:
-            self.holdings.hold(Resource.PREFIX)
-        self._has_news = True
-        return True
-
-    def output(self, attempt: int, tokens: int, now: float) -> bool:
-        """Output arrived; False: late, dropped. On the hot path."""
-        if not self._is_running or not self.record.output(attempt, tokens, now):
-            self.late += 1
-            return False
-        self._pending += tokens
-        self.window.output(tokens, now)
-        return True
-
-    def ended(self, attempt: int, version: int, end: AttemptEnd, now: float) -> bool:
-        """The attempt is over and holds nothing any more; False: late, dropped.
-
-        If the engine handed out another number of tokens than arrived, a hop has lost or repeated some.
-        """
-        record = self.record
-        if not self._is_running or (attempt, version) != (record.attempt, record.attempt_version):
-            self.late += 1
-            return False
-        self._is_running = False
-        if end.output_tokens is not None and end.output_tokens != record.output_tokens:
-            end = AttemptEnd(Finish.FAILED, Reason.SEQUENCE_GAP, release_s=end.release_s)
-        self._end = end
-        self.holdings.release_engine_side()
-        self.window.paused_at = None  # the engine waits for nobody any more
-        if end.is_free:
-            record.attempts_free += 1
-        record.freed_at = now
-        record.stopped_at = now - end.release_s if end.release_s is not None else None
-        return True
 
     # The end
 
@@ -163,7 +119,7 @@ class RequestMachine:
         """
         if self.record.finish is not None or self._early is not None:
             return False
-        if not self._is_running and self._end is None:  # no attempt yet: nothing to wait for
+        if not self._is_running and (self._end is None or self.retry_at is not None):  # there is nothing to wait for
             return self.ask_end(reason, now)
         self._early = reason
         return self._ask(now)
@@ -171,11 +127,16 @@ class RequestMachine:
     def _ask(self, now: float) -> bool:
         if self.record.asked_at is None:
             self.record.asked_at = now
-        return self._is_running
+        self.retry_at = None
+        if self._beside is not None and self._beside.is_rival:
+            self._beside.lost_at = now
+        return self.is_running
 
-    def give_up(self) -> None:
-        """Nobody else can take it: what the last attempt said is the end."""
+    def give_up(self, why: str = "") -> None:
+        """Nobody else can take it, or may: what the last attempt said is the end. `why`: see `refused_retry`."""
         assert self._end is not None
+        self.retry_at = None
+        self.refused_retry = why
         self._conclude(self._end)
 
     def tick(self, now: float) -> bool:
@@ -183,8 +144,9 @@ class RequestMachine:
         if self.record.finish is not None:
             return False
         reason = self.budget.passed(now, admitted_at=self.record.admitted_at)
-        if reason is not Reason.DEADLINE_EXCEEDED and not self._is_running and self._end is not None:
-            reason = None  # the attempt is over: what is left is to tell it, or to retry
+        is_ended = not self._is_running and self._end is not None and self.retry_at is None
+        if reason is not Reason.DEADLINE_EXCEEDED and is_ended:
+            reason = None  # the attempt is over: what is left is to tell it
         reason = reason or self._reader_passed(now)
         return self.ask_end(reason, now) if reason is not None else False
 
@@ -210,6 +172,11 @@ class RequestMachine:
         if paused is None or writing is None:
             return writing if paused is None else paused
         return min(paused, writing)
+
+    def reader_is_slow(self, now: float) -> bool:
+        """Whether the reader has let generation or a write wait for as long as it may, and no end is decided."""
+        since = self.stalled_since
+        return since is not None and self.record.finish is None and now - since >= self._terms.slow_consumer_s
 
     # The reader
 
@@ -263,6 +230,9 @@ class RequestMachine:
         asked = self.record.asked_at
         if self._is_running and (asked is None or now - asked < CONFIRM_S):
             return Step.WAIT
+        lost_at = self._beside.lost_at if self._beside is not None else None
+        if lost_at is not None and now - lost_at < CONFIRM_S:
+            return Step.WAIT  # so that its usage is in the sum
         return Step.TERMINAL
 
     def _next_live(self, now: float) -> Step | None:
@@ -274,14 +244,27 @@ class RequestMachine:
             return Step.DELTA
         if end is None:
             return Step.PAUSED if self._notice_due and self.writing_since is None else Step.WAIT
-        if end.is_retryable and self._early is None and self.record.may_retry(self._terms.attempts_max):
+        if self._wants_retry(end, now):
             passed = self.budget.passed(now)
             if passed is None:
-                return Step.RETRY
+                return Step.RETRY if self.retry_at is None or now >= self.retry_at else Step.WAIT
             self.ask_end(passed, now)
             return None
         self._conclude(end)
         return None
+
+    def _wants_retry(self, end: AttemptEnd, now: float) -> bool:
+        """Whether there is to be another attempt; sets `retry_at`."""
+        if self._early is not None:
+            return False
+        if self._retries is None:
+            return end.is_retryable and self.record.may_retry(self._terms.attempts_max)
+        if self.retry_at is None:
+            self.retry_at = self._retries.next_at(self.record, end, self._terms.attempts_max, now)
+            if self.retry_at is not None and not end.is_free and not self._retries.budget.allows(now):
+                self._retries.budget.refused += 1
+                self.refused_retry, self.retry_at = "budget", None
+        return self.retry_at is not None
 
     def _may_tell(self, end: AttemptEnd | None) -> bool:
         """With a reader, whatever waits; for the log alone, half a window at a time and no more than it may keep."""
@@ -335,7 +318,7 @@ class RequestMachine:
     @property
     def is_over(self) -> bool:
         """Whether the end is decided, and the engine has confirmed it or nothing ran."""
-        return self.record.finish is not None and not self._is_running
+        return self.record.finish is not None and not self._is_running and self._beside is None
 
     def close(self) -> None:
         """Nobody reads it and nobody may come back: the last references go. Only once `is_over`."""

@@ -7,13 +7,14 @@ then cancels the task, and the call ends with a status of ours instead of its la
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.credit import Reader
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
-from headrace.control.event_log import EventsExpired, UnknownSequence
+from headrace.control.event_log import EventsExpired, LoggedEvent, UnknownSequence
 from headrace.router.metrics import RouterMetrics
 from headrace.router.session import Session
 from headrace.rpc import status
@@ -53,23 +54,10 @@ class Call:
             Failure: how the request ended, unless well; or why this call does.
         """
         kind = Reader.EXPLICIT if interactive else Reader.IMPLICIT
-        try:
-            missed = session.attach(self, kind, after_sequence)
-        except EventsExpired as error:
-            raise Failure(
-                Reason.EVENTS_EXPIRED,
-                f"Events behind {after_sequence} are no longer kept; the oldest one is {error.first}.",
-                field="after_sequence",
-                metadata={"firstSequence": str(error.first)},
-            ) from None
-        except UnknownSequence as error:
-            violation = Violation("after_sequence", f"is behind the newest event, {error.last}")
-            raise InvalidRequest((violation,)) from None
+        missed = missing(lambda sequence: session.attach(self, kind, sequence), after_sequence)
         try:
             if interactive:
-                hearing = asyncio.create_task(self._hear(session), name="frames")
-                _HEARING.add(hearing)
-                hearing.add_done_callback(_HEARING.discard)
+                self._begin_to_hear(session)
             for event in missed:
                 session.writing()
                 await self._context.write(event.data)
@@ -104,6 +92,11 @@ class Call:
             wake.clear()
             metrics.wakeups += 1
 
+    def _begin_to_hear(self, session: Session) -> None:
+        hearing = asyncio.create_task(self._hear(session), name="frames")
+        _HEARING.add(hearing)
+        hearing.add_done_callback(_HEARING.discard)
+
     async def _hear(self, session: Session) -> None:
         """Act on the caller's frames until it has no more to say.
 
@@ -132,6 +125,26 @@ class Call:
             session.cancel()
         else:
             self.break_off(InvalidRequest((_unexpected(kind),)))
+
+
+def missing(read: Callable[[int], list[LoggedEvent]], after_sequence: int) -> list[LoggedEvent]:
+    """The events behind `after_sequence`, as `read` has them.
+
+    Raises:
+        Failure: EVENTS_EXPIRED, or INVALID_REQUEST where that event was never written.
+    """
+    try:
+        return read(after_sequence)
+    except EventsExpired as error:
+        raise Failure(
+            Reason.EVENTS_EXPIRED,
+            f"Events behind {after_sequence} are no longer kept; the oldest one is {error.first}.",
+            field="after_sequence",
+            metadata={"firstSequence": str(error.first)},
+        ) from None
+    except UnknownSequence as error:
+        violation = Violation("after_sequence", f"is behind the newest event, {error.last}")
+        raise InvalidRequest((violation,)) from None
 
 
 async def first_frame(context: Context, timeout_s: float) -> pb.ClientFrame:

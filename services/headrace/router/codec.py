@@ -12,6 +12,7 @@ from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control import validation
 from headrace.control.errors import Failure, Reason, Violation
+from headrace.control.idempotency import key_violations
 from headrace.control.resources import Effort, Revision
 from headrace.control.validation import RequestLimits
 
@@ -58,6 +59,8 @@ def check_request(request: pb.GenerateRequest, limits: RequestLimits) -> None:
         found += validation.top_logprobs_violations(request.top_logprobs, limits)
     if request.reasoning_effort:
         found += validation.effort_violations(request.reasoning_effort)
+    if request.idempotency_key:
+        found += key_violations(request.idempotency_key)
     validation.refuse(found)
 
 
@@ -80,6 +83,7 @@ def complete_request(request: pb.GenerateRequest, revision: Revision, limits: Re
     completed = pb.GenerateRequest()
     completed.CopyFrom(request)
     completed.ClearField("model")
+    completed.ClearField("idempotency_key")  # the Router's business
     completed.reasoning_effort = EFFORTS[efforts.effective] if efforts.effective else pb.REASONING_EFFORT_UNSPECIFIED
     defaults, sampling = revision.policy.default_sampling, completed.sampling
     for field in type(defaults).__slots__:

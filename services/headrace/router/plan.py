@@ -36,6 +36,8 @@ class Plan:
     window_tokens: int
     retention: Retention | None
     """How long its events can be resumed; None: they cannot."""
+    is_shared: bool = False
+    """Whether it has an idempotency key: other calls may come to read it, so no reader's slowness ends it."""
 
 
 class Planner:
@@ -60,7 +62,8 @@ class Planner:
         snapshot = self._snapshot()
         self._refuse_if_too_old(snapshot)
         revision = resolve_revision(snapshot, request.model, random.random, self._routes.stand_ins)
-        resumable = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        is_shared = bool(request.idempotency_key)
+        resumable = is_shared or request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
         return Plan(
             snapshot=snapshot,
             revision=revision,
@@ -80,6 +83,7 @@ class Planner:
             ),
             window_tokens=self._window(request),
             retention=self._retention if resumable else None,
+            is_shared=is_shared,
         )
 
     def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:

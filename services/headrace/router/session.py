@@ -34,6 +34,11 @@ LINGER_S = 5.0
 """How long the end of a request waits for a write that its reader holds up."""
 
 
+def new_name() -> str:
+    """A name for a request."""
+    return f"requests/{secrets.token_hex(16)}"
+
+
 class Event(NamedTuple):
     """One serialized event, ready to be written."""
 
@@ -72,8 +77,8 @@ class Owner(Protocol):
 class Session:
     """One request, over all its attempts and readers. Belongs to the event loop."""
 
-    def __init__(self, plan: Plan, tenant: str, owner: Owner, ledger: ResourceLedger) -> None:
-        self.name = f"requests/{secrets.token_hex(16)}"
+    def __init__(self, plan: Plan, tenant: str, owner: Owner, ledger: ResourceLedger, name: str = "") -> None:
+        self.name = name or new_name()
         self.plan = plan
         self.tenant = tenant
         self.machine = RequestMachine(plan.budget, CreditWindow(plan.window_tokens), plan.terms, ledger)
@@ -81,6 +86,8 @@ class Session:
         self.received_at = time.time()
         """Unix time, for people."""
         self.reader: SessionReader | None = None
+        self.followers: set[SessionReader] = set()
+        """Calls that read the log beside the reader: it neither waits for them nor counts what they have."""
         self._owner = owner
         self._is_reported = False
         self._over: asyncio.Event | None = None
@@ -152,6 +159,7 @@ class Session:
         if self.log is not None:
             self._alone_from, self._alone_bytes = self.log.last, 0
             self._grant()  # what the reader had not confirmed, the log has taken
+        self._wake_followers()  # one of them may go on as the reader
         self._proceed()
 
     def take(self) -> Event | None:
@@ -224,7 +232,12 @@ class Session:
         data = event.SerializeToString()
         if self.log is not None:
             self.log.append(sequence, data, tokens)
+            self._wake_followers()
         return Event(sequence, data, tokens)
+
+    def _wake_followers(self) -> None:
+        for follower in self.followers:
+            follower.wake()
 
     def _clear_output(self) -> None:
         self._text.clear()
@@ -264,6 +277,10 @@ class Session:
         """Look at the time: at the deadline, and now and then."""
         now = time.monotonic()
         machine = self.machine
+        if self.plan.is_shared and self.reader is not None and machine.reader_is_slow(now):
+            # It ends the call, not the request: others may want that.
+            self.reader.break_off(Failure(Reason.SLOW_CONSUMER, "The stream was not read for too long."))
+            self.detach(self.reader)
         if machine.tick(now):
             self._attempts.stop()
         if machine.has_notice or (machine.record.finish is not None and not machine.is_told):
@@ -320,6 +337,7 @@ class Session:
         self._timer.cancel()
         if self._over is not None:
             self._over.set()
+        self._wake_followers()  # of an end that no event tells
         self._owner.on_over(self)
 
     # What links call

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, Reason
@@ -44,6 +44,13 @@ class _Remembered:
     until: float
 
 
+class Follower(Protocol):
+    """A call that reads a request beside its reader."""
+
+    def tick(self, now: float, slow_s: float) -> None:
+        """Look at the time: a write that is held up for `slow_s` seconds ends the call."""
+
+
 class Sessions:
     """Owner of every Session; see the module.
 
@@ -64,6 +71,7 @@ class Sessions:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_bytes = 0
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+        self.followers: set[Follower] = set()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -81,13 +89,13 @@ class Sessions:
         """Requests that run without a reader."""
         return sum(1 for session in self._running.values() if session.reader is None)
 
-    def open(self, plan: Plan, tenant: str) -> Session:
-        """A new request, with its first attempt dispatched.
+    def open(self, plan: Plan, tenant: str, name: str = "") -> Session:
+        """A new request, with its first attempt dispatched; `name`: the one it has already, "" draws one.
 
         Raises:
             Failure: nobody can take it.
         """
-        session = Session(plan, tenant, self, self.resources)
+        session = Session(plan, tenant, self, self.resources, name)
         try:
             session.start()
         except Failure:
@@ -176,6 +184,8 @@ class Sessions:
         for session in self:
             session.tick()
         now = time.monotonic()
+        for follower in self.followers:
+            follower.tick(now, self._settings.slow_consumer_s)
         while self._kept and next(iter(self._kept.values())).until <= now:
             self._forget_oldest_kept()
         while self._remembered and next(iter(self._remembered.values())).until <= now:

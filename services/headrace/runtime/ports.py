@@ -170,7 +170,7 @@ class Store(Protocol):
         """Write all of it if all conditions hold, else nothing."""
 
     async def swap(self, put: Put, mod_revision: int, *, timeout_s: float = ...) -> SwapResult:
-        """Write a key if it was last written at `mod_revision` (0: does not exist); else read it, in one transaction."""
+        """Write a key if it was last written at `mod_revision` (0: does not exist), else read it: one transaction."""
 
     async def lease_grant(self, ttl_s: int, *, timeout_s: float = ...) -> tuple[int, float]:
         """Grant a lease; returns its id and the seconds it really lasts."""
