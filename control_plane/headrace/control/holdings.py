@@ -98,3 +98,9 @@ class Holdings:
         for resource in ENGINE_SIDE:
             if resource in self._held:
                 self.release(resource)
+
+    def trade_engine_side(self, other: Holdings) -> None:
+        """Exchange what engines hold for both: another attempt of the same request counts from now on."""
+        mine, theirs = self._held.intersection(ENGINE_SIDE), other._held.intersection(ENGINE_SIDE)
+        self._held = (self._held - mine) | theirs
+        other._held = (other._held - theirs) | mine

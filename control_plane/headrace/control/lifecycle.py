@@ -83,6 +83,8 @@ class RequestRecord:
     attempts: int = 0
     attempts_free: int = 0
     """Of them, those that were refused by a worker that drains: they cost nothing."""
+    overloads: int = 0
+    """Of them, those that were refused for overload."""
     attempt_version: int = 0
     """`version` when the current attempt was made."""
     admitted_at: float | None = None
@@ -115,6 +117,20 @@ class RequestRecord:
         self.admitted_at = None
         self.tried.append(replica)
         return True
+
+    def beside(self, replica: str) -> int:
+        """A second attempt starts while the current one goes on to count; returns the version that is its fence."""
+        self.version += 1
+        self.attempts += 1
+        self.tried.append(replica)
+        return self.version
+
+    def switch(self, attempt: int, version: int, admitted_at: float | None) -> None:
+        """That second attempt is the one that counts from now on. Only while there is no output."""
+        assert self.finish is None
+        assert self.first_output_at is None
+        self._become(Phase.QUEUED if admitted_at is None else Phase.PREFILL)
+        self.attempt, self.attempt_version, self.admitted_at = attempt, version, admitted_at
 
     def admit(self, attempt: int, version: int, now: float) -> bool:
         """The engine has begun; False if that is late news."""

@@ -64,8 +64,6 @@ class RequestMachine(RequestAttempts):
         """Whether, without a reader, no more may be written."""
         self.writing_since: float | None = None
         """When the write that is under way began."""
-        self.retry_at: float | None = None
-        """When the next attempt may start, while that is what it waits for."""
         self.refused_retry = ""
         """Why there was no other attempt although one was allowed: "budget", or ""."""
         self._terms = terms
@@ -143,7 +141,8 @@ class RequestMachine(RequestAttempts):
         """Look at the time. Returns whether the engine has to be told to stop."""
         if self.record.finish is not None:
             return False
-        reason = self.budget.passed(now, admitted_at=self.record.admitted_at)
+        admitted_at = self.record.admitted_at if self.retry_at is None else None
+        reason = self.budget.passed(now, admitted_at=admitted_at)
         is_ended = not self._is_running and self._end is not None and self.retry_at is None
         if reason is not Reason.DEADLINE_EXCEEDED and is_ended:
             reason = None  # the attempt is over: what is left is to tell it
@@ -260,7 +259,7 @@ class RequestMachine(RequestAttempts):
         if self._retries is None:
             return end.is_retryable and self.record.may_retry(self._terms.attempts_max)
         if self.retry_at is None:
-            self.retry_at = self._retries.next_at(self.record, end, self._terms.attempts_max, now)
+            self.retry_at = self._retries.next_at(self.record, self.current.replica, end, self._terms.attempts_max, now)
             if self.retry_at is not None and not end.is_free and not self._retries.budget.allows(now):
                 self._retries.budget.refused += 1
                 self.refused_retry, self.retry_at = "budget", None

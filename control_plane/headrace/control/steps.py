@@ -21,7 +21,8 @@ class Step(enum.Enum):
     PAUSED = "paused"
     DELTA = "delta"
     RETRY = "retry"
-    """Nothing to tell: dispatch another attempt, or say that nobody can take it (`give_up`)."""
+    """Nothing to tell: dispatch another attempt, or say that nobody can take it (`give_up`). While its time has not
+    come, `next` says WAIT and `retry_at` when to look again."""
     TERMINAL = "terminal"
     REFUSED = "refused"
     """It ended before anything was told: a plain status, no event."""
@@ -38,6 +39,8 @@ class AttemptEnd:
     """Whether another worker may do better."""
     is_free: bool = False
     """Whether it costs no attempt: the worker drains and had not begun."""
+    push_back_s: float | None = None
+    """Seconds for which the server asks not to be tried again; None: it names none of its own."""
     release_s: float | None = None
     """From the engine's stop to the confirmation that all is free, as far as the Scheduler saw it."""
     output_tokens: int | None = None
