@@ -1,0 +1,269 @@
+"""Whether a Router takes a request in: a few comparisons, before anything is made for it.
+
+    bound      of                     limit
+    requests   the whole Router       `requests_max`
+    bytes      the whole Router       `bytes_max`: input of what runs, and events kept for readers
+    requests   the revision           what its usable replicas can hold (headrace.control.router_capacity)
+    tokens     the revision           the same, prompt and output as estimated
+    replicas   the revision           all its replicas say that they refuse this priority
+
+Each priority has the room up to its share of a limit; what is above is kept for higher ones. One request always fits
+where nothing else runs, however large: it would never be served otherwise.
+
+A refusal names the bound, its limit and what is held, and a time to come back that is spread, so that those who were
+refused together do not return together. Sans-io; O(1) a request, and O(replicas) ten times a second where all of them
+refuse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from headrace.control.errors import RULES, Failure, Reason
+from headrace.control.priority import Priority
+from headrace.control.resources import Replica, ReplicaState, Revision
+from headrace.control.router_capacity import RevisionCapacity
+
+SHARES: Mapping[Priority, float] = {
+    Priority.SHEDDABLE: 0.7,
+    Priority.BATCH: 0.8,
+    Priority.STANDARD: 0.9,
+    Priority.CRITICAL: 1.0,
+}
+REPORT_AGE_MAX_S = 2.5
+"""An older report refuses nobody. Schedulers report each second, and whenever something changed."""
+VERDICT_S = 0.1
+RETRY_MIN_S = 0.1
+RETRY_MAX_S = 30.0
+RETRY_S = RULES[Reason.OVERLOADED].retry_after_s or RETRY_MIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request takes."""
+
+    revision: str
+    priority: Priority
+    tokens: int
+    """Prompt and output, estimated."""
+    size: int
+    """Bytes of its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    admits_from: Priority
+    is_full: bool
+    queue_wait_s: float
+    at: float
+
+    def refuses(self, priority: Priority, now: float) -> bool:
+        if now - self.at > REPORT_AGE_MAX_S:
+            return False
+        return priority < self.admits_from or (self.is_full and priority < Priority.CRITICAL)
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """The lowest priority that some replica takes, and the shortest wait; looked up again after `until`."""
+
+    admits_from: int
+    queue_wait_s: float
+    until: float
+
+
+@dataclass(slots=True)
+class _Revision:
+    capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
+    requests: int = 0
+    tokens: int = 0
+    usable: frozenset[str] = frozenset()
+    refusing: dict[str, _Report] = field(default_factory=dict)
+    """By usable replica, where it refuses anybody."""
+    verdict: _Verdict | None = None
+
+
+class RouterAdmission:
+    """What one Router holds, and whether it takes more.
+
+    Args:
+        requests_max: requests at a time, whatever the replicas could hold.
+        bytes_max: bytes of input and of events kept for readers.
+        random: 0 <= random() < 1, for the spread of retries.
+    """
+
+    def __init__(self, *, requests_max: int, bytes_max: int, random: Callable[[], float]) -> None:
+        self.requests_max = requests_max
+        self.bytes_max = bytes_max
+        self.requests = 0
+        self.input_bytes = 0
+        self.buffered_bytes = 0
+        """Events kept for readers of requests that run; set by who knows, now and then."""
+        self.refused: Counter[str] = Counter()
+        """Refusals, by bound."""
+        self._random = random
+        self._revisions: dict[str, _Revision] = {}
+        self._revision_of: dict[str, str] = {}
+        """By usable replica."""
+
+    # What there is
+
+    def apply(
+        self,
+        revisions: Iterable[Revision],
+        replicas_of: Mapping[str, Iterable[Replica]],
+        *,
+        is_usable: Callable[[Replica], bool],
+        routers: int,
+        now: float,
+    ) -> None:
+        """Take over what the snapshot, the links and the ejections say; when one of them changed."""
+        self._revision_of.clear()
+        known = set()
+        for revision in revisions:
+            known.add(revision.name)
+            state = self._revisions.setdefault(revision.name, _Revision())
+            replicas = tuple(replicas_of.get(revision.name, ()))
+            usable = [r for r in replicas if r.state is ReplicaState.READY and is_usable(r)]
+            state.capacity.apply(
+                usable,
+                revision.execution,
+                planned={r.name for r in replicas if r.state is ReplicaState.DRAINING},
+                routers=routers,
+                now=now,
+            )
+            state.usable = frozenset(r.name for r in usable)
+            state.refusing = {name: report for name, report in state.refusing.items() if name in state.usable}
+            state.verdict = None
+            self._revision_of.update((r.name, revision.name) for r in usable)
+        for name in [name for name, state in self._revisions.items() if name not in known and not state.requests]:
+            del self._revisions[name]
+
+    def report(self, replica: str, *, admits_from: int, is_full: bool, queue_wait_s: float | None, now: float) -> None:
+        """A Scheduler tells how busy a replica is.
+
+        Args:
+            replica: its name.
+            admits_from: lowest priority that it takes; 0: any.
+            is_full: whether its queue is.
+            queue_wait_s: what a request of middling size would wait there; None: not known.
+            now: monotonic seconds.
+        """
+        state = self._revisions.get(self._revision_of.get(replica, ""))
+        if state is None:
+            return
+        lowest = Priority(min(max(admits_from, Priority.SHEDDABLE), Priority.CRITICAL))
+        if lowest > Priority.SHEDDABLE or is_full:
+            state.refusing[replica] = _Report(lowest, is_full, RETRY_S if queue_wait_s is None else queue_wait_s, now)
+        elif state.refusing.pop(replica, None) is not None:
+            state.verdict = None
+
+    # Requests
+
+    def admit(self, demand: Demand, now: float) -> None:
+        """Take a request in; `release` gives back what it takes.
+
+        Raises:
+            Failure: OVERLOADED, with the bound, its limit and what is held.
+        """
+        share = SHARES[demand.priority]
+        self._check("requests", demand, self.requests, 1, self.requests_max * share)
+        held = self.input_bytes + self.buffered_bytes
+        self._check("bytes", demand, held, demand.size, self.bytes_max * share)
+        state = self._revisions.setdefault(demand.revision, _Revision())
+        if state.capacity.replicas:  # where there is nobody, placement says why
+            allowed = state.capacity.allowed(now)
+            self._check("requests", demand, state.requests, 1, allowed.requests * share, state)
+            self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, state)
+            self._check_replicas(demand, state, now)
+        self.requests += 1
+        self.input_bytes += demand.size
+        state.requests += 1
+        state.tokens += demand.tokens
+
+    def release(self, demand: Demand) -> None:
+        """A request that was taken in is over."""
+        state = self._revisions[demand.revision]
+        assert state.requests > 0, "released twice"
+        self.requests -= 1
+        self.input_bytes -= demand.size
+        state.requests -= 1
+        state.tokens -= demand.tokens
+
+    def held(self) -> tuple[int, int]:
+        """Requests and tokens of all revisions."""
+        return self.requests, sum(state.tokens for state in self._revisions.values())
+
+    def allowed(self, now: float) -> tuple[float, float]:
+        """Requests and tokens that the replicas of all revisions can hold."""
+        found = [state.capacity.allowed(now) for state in self._revisions.values()]
+        return sum(f.requests for f in found), sum(f.tokens for f in found)
+
+    @property
+    def shocks(self) -> int:
+        """Failure domains that were lost whole, over revisions."""
+        return sum(state.capacity.shocks for state in self._revisions.values())
+
+    def _check(
+        self, bound: str, demand: Demand, held: int, more: int, limit: float, state: _Revision | None = None
+    ) -> None:
+        if not held or held + more <= math.ceil(limit):
+            return
+        wait_s = RETRY_S
+        if state is not None:
+            wait_s = min((r.queue_wait_s for r in state.refusing.values()), default=RETRY_S)
+        raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
+
+    def _check_replicas(self, demand: Demand, state: _Revision, now: float) -> None:
+        if len(state.refusing) < len(state.usable):
+            return
+        verdict = state.verdict
+        if verdict is None or now >= verdict.until:
+            verdict = state.verdict = _verdict(state, now)
+        if demand.priority < verdict.admits_from:
+            raise self._refusal(
+                "replicas", demand, verdict.queue_wait_s, limit=len(state.usable), current=len(state.refusing)
+            )
+
+    def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int) -> Failure:
+        self.refused[bound] += 1
+        retry_s = min(max(wait_s, RETRY_MIN_S), RETRY_MAX_S) * (0.75 + 0.5 * self._random())
+        return Failure(
+            Reason.OVERLOADED,
+            _WORDS[bound],
+            metadata={
+                "stage": "router",
+                "bound": bound,
+                "limit": str(limit),
+                "current": str(current),
+                "priority": demand.priority.name,
+                "revision": demand.revision,
+            },
+            retry_after_s=retry_s,
+        )
+
+
+_WORDS: Mapping[str, str] = {
+    "requests": "As many requests run as may at this priority; try again shortly.",
+    "tokens": "The requests that run have reserved all tokens that they may; try again shortly.",
+    "bytes": "This Router holds as many bytes as it may; try again shortly, or another one.",
+    "replicas": "All replicas of the model refuse more at present; try again shortly.",
+}
+
+
+def _verdict(state: _Revision, now: float) -> _Verdict:
+    """What all replicas together say."""
+    lowest = max(Priority) + 1
+    wait_s = RETRY_MAX_S
+    for name in state.usable:
+        report = state.refusing[name]
+        wait_s = min(wait_s, report.queue_wait_s)
+        takes = next((p for p in Priority if p < lowest and not report.refuses(p, now)), None)
+        if takes is not None:
+            lowest = takes
+        if lowest == Priority.SHEDDABLE:
+            break
+    return _Verdict(int(lowest), wait_s, now + VERDICT_S)

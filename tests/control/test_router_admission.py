@@ -1,0 +1,249 @@
+"""Whether a Router takes a request in: bounds, priorities, what replicas say, and that nothing drifts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.control.attempt_book import waiting_max
+from headrace.control.errors import Failure, Reason
+from headrace.control.priority import Priority
+from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
+from headrace.control.router_admission import (
+    REPORT_AGE_MAX_S,
+    RETRY_MAX_S,
+    SHARES,
+    VERDICT_S,
+    Demand,
+    RouterAdmission,
+)
+from headrace.control.router_capacity import HEADROOM
+
+REVISION = Revision("m", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
+OTHER = Revision("other", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
+HOLDS = HEADROOM * (4 + waiting_max(4))
+"""Requests that one replica of these holds."""
+
+
+def replica(name: str, state: ReplicaState = ReplicaState.READY, zone: str = "") -> Replica:
+    return Replica(name, REVISION.name, "schedulers/s", "s:1", state, 1, 4, 256, FailureDomain(zone=zone))
+
+
+def admission(
+    *replicas: Replica, requests_max: int = 10_000, bytes_max: int = 10**9, random: float = 0.5, now: float = 0.0
+) -> RouterAdmission:
+    made = RouterAdmission(requests_max=requests_max, bytes_max=bytes_max, random=lambda: random)
+    apply(made, *(replicas or (replica("a"),)), now=now)
+    return made
+
+
+def apply(made: RouterAdmission, *replicas: Replica, now: float) -> None:
+    made.apply(
+        (REVISION, OTHER), {REVISION.name: replicas}, is_usable=lambda r: r.name != "unreachable", routers=1, now=now
+    )
+
+
+def demand(
+    priority: Priority = Priority.STANDARD, *, tokens: int = 1, size: int = 1, revision: Revision = REVISION
+) -> Demand:
+    return Demand(revision.name, priority, tokens, size)
+
+
+def admitted(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> int:
+    """How many of these are taken in until one is refused."""
+    for count in range(20_000):
+        try:
+            made.admit(wanted, now)
+        except Failure:
+            return count
+    raise AssertionError("there is no bound")
+
+
+def refusal(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> Failure:
+    with pytest.raises(Failure) as caught:
+        made.admit(wanted, now)
+    assert caught.value.reason is Reason.OVERLOADED
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted", "bound", "count"),
+    [
+        ({"requests_max": 10}, demand(), "requests", 9),
+        ({"requests_max": 10}, demand(Priority.CRITICAL), "requests", 10),
+        ({"requests_max": 1}, demand(Priority.SHEDDABLE), "requests", 1),
+        ({"bytes_max": 1000}, demand(size=100), "bytes", 9),
+        ({"bytes_max": 1000}, demand(size=5000), "bytes", 1),
+        ({}, demand(), "requests", -int(-HOLDS * 0.9 // 1)),
+        ({}, demand(tokens=128), "tokens", int(HOLDS * 64 * 0.9 // 128)),
+        ({}, demand(tokens=10**6), "tokens", 1),
+    ],
+    ids=["all", "all, critical", "one at least", "bytes", "one large", "replicas hold", "tokens", "one huge"],
+)
+def test_each_bound_refuses_with_its_name_limit_and_what_is_held(
+    bounds: dict[str, int], wanted: Demand, bound: str, count: int
+) -> None:
+    made = admission(**bounds)
+    assert admitted(made, wanted) == count
+    told = refusal(made, wanted).metadata
+    assert (told["stage"], told["bound"], told["priority"]) == ("router", bound, wanted.priority.name)
+    assert int(told["current"]) > 0
+    assert int(told["limit"]) > 0
+    assert made.refused[bound] == 2
+    made.release(wanted)
+    made.admit(wanted, 0.0)
+
+
+def test_events_kept_for_readers_count_as_bytes() -> None:
+    made = admission(bytes_max=1000)
+    made.admit(demand(), 0.0)
+    made.buffered_bytes = 2000
+    assert refusal(made, demand()).metadata["bound"] == "bytes"
+    made.buffered_bytes = 0
+    made.admit(demand(), 0.0)
+
+
+def test_higher_priorities_have_room_where_lower_ones_are_refused() -> None:
+    made = admission(requests_max=100, random=0.0)
+    apply(made, *(replica(f"r{n}") for n in range(20)), now=0.0)
+    counts = [admitted(made, demand(priority), 60.0) for priority in Priority]
+    assert counts == [70, 10, 10, 10]
+
+
+def test_revisions_do_not_take_each_others_room() -> None:
+    made = admission()
+    admitted(made, demand())
+    made.apply(
+        (REVISION, OTHER),
+        {REVISION.name: (replica("a"),), OTHER.name: (replica("b"),)},
+        is_usable=lambda r: True,
+        routers=1,
+        now=0.0,
+    )
+    made.admit(demand(revision=OTHER), 0.0)
+    refusal(made, demand())
+
+
+def test_where_nobody_serves_placement_says_why() -> None:
+    made = admission(replica("unreachable"), replica("b", ReplicaState.LOADING))
+    for _ in range(100):
+        made.admit(demand(), 0.0)
+
+
+def test_a_zone_lost_shrinks_admission_to_what_remains() -> None:
+    zones = {zone: [replica(f"{zone}{n}", zone=zone) for n in range(2)] for zone in "abc"}
+    made = admission(*zones["a"], *zones["b"], *zones["c"])
+    held = admitted(made, demand(Priority.CRITICAL))
+    assert held == -int(-6 * HOLDS // 1)
+    apply(made, *zones["b"], *zones["c"], now=10.0)
+    assert made.shocks == 1
+    for _ in range(held):
+        refusal(made, demand(Priority.CRITICAL), 10.0)
+        made.release(demand(Priority.CRITICAL))
+        if made.requests < 4 * HOLDS * 0.8:
+            break
+    made.admit(demand(Priority.CRITICAL), 10.0)
+    refusal(made, demand(Priority.CRITICAL), 10.0)
+    assert made.requests <= 4 * HOLDS * 0.8 + 1
+    assert admitted(made, demand(Priority.CRITICAL), 10.5) > 0, "and then a ramp"
+
+
+STANDARD = Priority.STANDARD
+
+
+@pytest.mark.parametrize(
+    ("reports", "priority", "refused"),
+    [
+        ({"a": (STANDARD, False)}, Priority.BATCH, False),
+        ({"a": (STANDARD, False), "b": (STANDARD, False)}, Priority.BATCH, True),
+        ({"a": (STANDARD, False), "b": (STANDARD, False)}, STANDARD, False),
+        ({"a": (STANDARD, False), "b": (Priority.BATCH, False)}, Priority.BATCH, False),
+        ({"a": (STANDARD, False), "b": (Priority.BATCH, False)}, Priority.SHEDDABLE, True),
+        ({"a": (0, True), "b": (0, True)}, STANDARD, True),
+        ({"a": (0, True), "b": (0, True)}, Priority.CRITICAL, False),
+        ({"a": (Priority.CRITICAL, False), "b": (0, True)}, STANDARD, True),
+        ({"a": (0, True), "gone": (0, True)}, STANDARD, False),
+    ],
+    ids=[
+        "one of two", "both", "higher", "the lower bound counts", "below both", "all full", "critical has a try",
+        "for different reasons", "one that is not usable says nothing",
+    ],
+)  # fmt: skip
+def test_what_all_replicas_would_refuse_is_refused_here(
+    reports: dict[str, tuple[int, bool]], priority: Priority, refused: bool
+) -> None:
+    made = admission(replica("a"), replica("b"))
+    for name, (admits_from, is_full) in reports.items():
+        made.report(name, admits_from=admits_from, is_full=is_full, queue_wait_s=4.0, now=0.0)
+    if refused:
+        told = refusal(made, demand(priority))
+        assert (told.metadata["bound"], told.metadata["limit"]) == ("replicas", "2")
+    else:
+        made.admit(demand(priority), 0.0)
+
+
+def test_reports_that_are_old_or_taken_back_refuse_nobody() -> None:
+    made = admission(replica("a"))
+    made.report("a", admits_from=0, is_full=True, queue_wait_s=None, now=0.0)
+    refusal(made, demand())
+    made.admit(demand(), REPORT_AGE_MAX_S + VERDICT_S)
+    made.report("a", admits_from=0, is_full=True, queue_wait_s=None, now=10.0)
+    refusal(made, demand(), 10.0)
+    made.report("a", admits_from=0, is_full=False, queue_wait_s=None, now=10.01)
+    made.admit(demand(), 10.01)
+
+
+@pytest.mark.parametrize(
+    ("waits", "random", "retry_s"),
+    [((9.0, 4.0), 0.5, 4.0), ((9.0, 4.0), 0.0, 3.0), ((9.0, 4.0), 1.0, 5.0), ((900.0,), 0.5, RETRY_MAX_S)],
+    ids=["the shortest wait", "earliest", "latest", "bounded"],
+)
+def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
+    waits: tuple[float, ...], random: float, retry_s: float
+) -> None:
+    made = admission(*(replica(f"r{n}") for n in range(len(waits))), random=random)
+    for n, wait_s in enumerate(waits):
+        made.report(f"r{n}", admits_from=0, is_full=True, queue_wait_s=wait_s, now=0.0)
+    assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
+
+
+def test_the_shares_rise_with_the_priority() -> None:
+    assert list(SHARES) == list(Priority)
+    assert sorted(SHARES.values()) == list(SHARES.values())
+    assert SHARES[Priority.CRITICAL] == 1.0
+
+
+DEMANDS = st.builds(demand, st.sampled_from(Priority), tokens=st.integers(0, 500), size=st.integers(0, 300))
+
+
+@given(st.lists(st.one_of(DEMANDS, st.integers(0, 50)), max_size=80))
+def test_counts_are_the_truth_and_a_higher_priority_fits_wherever_a_lower_one_does(
+    steps: list[Demand | int],
+) -> None:
+    made = admission(requests_max=20, bytes_max=2000)
+    running: list[Demand] = []
+    for step in steps:
+        if isinstance(step, int):
+            if step < len(running):
+                made.release(running.pop(step))
+            continue
+        try:
+            made.admit(step, 0.0)
+        except Failure:
+            pass
+        else:
+            running.append(step)
+            made.release(step)
+            higher = Demand(step.revision, Priority.CRITICAL, step.tokens, step.size)
+            made.admit(higher, 0.0)
+            made.release(higher)
+            made.admit(step, 0.0)
+        assert made.held() == (len(running), sum(d.tokens for d in running))
+        assert made.input_bytes == sum(d.size for d in running)
+        assert len(running) <= 20
+        assert made.input_bytes <= max(2000, max((d.size for d in running), default=0))
+    for one in running:
+        made.release(one)
+    assert made.held() == (0, 0)
+    assert made.input_bytes == 0
