@@ -137,7 +137,6 @@ class RouterAdmission:
             )
             state.usable = frozenset(r.name for r in usable)
             state.refusing = {name: report for name, report in state.refusing.items() if name in state.usable}
-            state.verdict = None
             self._revision_of.update((r.name, revision.name) for r in usable)
         for name in [name for name, state in self._revisions.items() if name not in known and not state.requests]:
             del self._revisions[name]
@@ -158,8 +157,8 @@ class RouterAdmission:
         lowest = Priority(min(max(admits_from, Priority.SHEDDABLE), Priority.CRITICAL))
         if lowest > Priority.SHEDDABLE or is_full:
             state.refusing[replica] = _Report(lowest, is_full, RETRY_S if queue_wait_s is None else queue_wait_s, now)
-        elif state.refusing.pop(replica, None) is not None:
-            state.verdict = None
+        else:
+            state.refusing.pop(replica, None)
 
     # Requests
 

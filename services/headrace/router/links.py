@@ -50,8 +50,16 @@ class AttemptOwner(Protocol):
 class SchedulerLink:
     """The stream to one Scheduler. Reconnects for as long as it is open."""
 
-    def __init__(self, endpoint: str, *, router: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        router: str,
+        incarnation: str,
+        on_load: Callable[[pb.LoadReport], None] | None = None,
+    ) -> None:
         self.endpoint = endpoint
+        self._on_load = on_load
         self.in_flight: Counter[str] = Counter()
         """Attempts by replica that have started and not ended."""
         self.frames_in = 0
@@ -163,6 +171,8 @@ class SchedulerLink:
 
     def _take(self, frame: pb.AttachResponse) -> None:
         owners = self._owners
+        if self._on_load is not None and frame.HasField("load"):
+            self._on_load(frame.load)
         for admitted in frame.admitted:
             entry = owners.get(admitted.attempt)
             if entry is None:

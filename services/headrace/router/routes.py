@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.stand_ins import StandIns
@@ -24,6 +25,8 @@ class Routes:
         self.stand_ins = StandIns()
         self.is_too_old: Callable[[], bool] = lambda: False
         """Whether the snapshot is past its hard age now; set by who follows it."""
+        self.load_listeners: list[Callable[[scheduler_pb2.LoadReport], None]] = []
+        """Told of each report of load that any Scheduler sends."""
         self._router = router
         self._incarnation = incarnation
         self._links: dict[str, SchedulerLink] = {}
@@ -36,7 +39,7 @@ class Routes:
         self.stand_ins.apply(snapshot)
         wanted = {replica.endpoint for replica in snapshot.replicas}
         for endpoint in wanted - self._links.keys():
-            link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation)
+            link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation, on_load=self._take_load)
             self._links[endpoint] = link
             link.open()
         for endpoint in self._links.keys() - wanted:
@@ -48,6 +51,10 @@ class Routes:
             replicas=len(snapshot.replicas),
             aliases=len(snapshot.aliases),
         )
+
+    def _take_load(self, report: scheduler_pb2.LoadReport) -> None:
+        for listener in self.load_listeners:
+            listener(report)
 
     def link(self, endpoint: str) -> SchedulerLink:
         """The link to a Scheduler that `is_reachable`."""
