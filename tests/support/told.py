@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.control.backoff import Retries
 from headrace.control.credit import CreditWindow
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
@@ -18,11 +19,17 @@ class Told:
     """A machine, and a reader that takes whatever is next at once."""
 
     def __init__(
-        self, *, window: int = 8, resume_s: float | None = None, slow_s: float = 10.0, budget: Budget = BUDGET
+        self,
+        *,
+        window: int = 8,
+        resume_s: float | None = None,
+        slow_s: float = 10.0,
+        budget: Budget = BUDGET,
+        retries: Retries | None = None,
     ) -> None:
         self.ledger = ResourceLedger()
         terms = Terms(attempts_max=3, slow_consumer_s=slow_s, resume_s=resume_s)
-        self.machine = RequestMachine(budget, CreditWindow(window), terms, self.ledger)
+        self.machine = RequestMachine(budget, CreditWindow(window), terms, self.ledger, retries)
         self.steps: list[Step] = []
         self.sequences: list[int] = []
         self.attempt = 0
