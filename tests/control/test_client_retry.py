@@ -1,5 +1,7 @@
 """The client's rules for another call, to ask again or to go on reading, as tables and as properties."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,8 +43,8 @@ def overloaded(**more: object) -> AttemptFailure:
     ("failure", "expected"),
     [
         pytest.param(unavailable(), 0.05, id="a connection that fails is tried again, with jitter"),
-        pytest.param(unavailable(accepted=True), None, id="a connection lost after accepted is not"),
-        pytest.param(unavailable(accepted=True, output=True), None, id="nor after output"),
+        pytest.param(unavailable(begun=True), None, id="a connection lost after accepted is not"),
+        pytest.param(unavailable(begun=True, output=True), None, id="nor after output"),
         pytest.param(AttemptFailure("INTERNAL", None), None, id="other transport failures are not"),
         pytest.param(AttemptFailure("UNKNOWN", None), None, id="nor what nobody knows"),
         pytest.param(overloaded(retry_after_s=2.0), 2.0, id="the service's delay is kept"),
@@ -52,14 +54,14 @@ def overloaded(**more: object) -> AttemptFailure:
         pytest.param(overloaded(pushback="0"), 0.0, id="pushback 0: at once"),
         pytest.param(overloaded(retry_after_s=60.0), None, id="no wait that reaches the deadline"),
         pytest.param(
-            AttemptFailure("UNAVAILABLE", Reason.WORKER_LOST_BEFORE_OUTPUT, accepted=True, retry_after_s=0.5),
-            0.5,
-            id="a worker that was lost before output, after accepted",
+            AttemptFailure("UNAVAILABLE", Reason.WORKER_LOST_BEFORE_OUTPUT, retry_after_s=0.5),
+            None,
+            id="a worker that was lost: the Router has tried others, and the client does not multiply that",
         ),
         pytest.param(
-            AttemptFailure("UNAVAILABLE", Reason.NO_HEALTHY_WORKER, accepted=True),
+            AttemptFailure("UNAVAILABLE", Reason.NO_HEALTHY_WORKER, begun=True),
             None,
-            id="no other reason counts after accepted",
+            id="no refusal counts after the first event",
         ),
     ],
 )
@@ -70,8 +72,50 @@ def test_what_follows_a_failure(failure: AttemptFailure, expected: float | None)
 @pytest.mark.parametrize("reason", list(Reason))
 def test_before_acceptance_the_rules_of_the_reasons_decide(reason: Reason) -> None:
     retried = decide(AttemptFailure(RULES[reason].code, reason)) is not None
-    allowed = RULES[reason].retry in (Retry.CLIENT, Retry.ROUTER) and reason is not Reason.DEADLINE_EXCEEDED
-    assert retried == allowed
+    allowed = RULES[reason].retry is Retry.CLIENT or reason is Reason.DRAINING
+    assert retried == (allowed and reason not in {Reason.DEADLINE_EXCEEDED, Reason.QUOTA_EXCEEDED})
+    if reason in {Reason.IDEMPOTENCY_KEY_REUSED, Reason.IDEMPOTENCY_ORIGIN_LOST}:
+        assert not retried
+
+
+@pytest.mark.parametrize(
+    ("failure", "attempts", "expected"),
+    [
+        pytest.param({"retry_after_s": 7.0}, 1, 7.0, id="after the delay that the service names"),
+        pytest.param({"retry_after_s": 7.0}, 2, None, id="once"),
+        pytest.param({"pushback": "7000"}, 1, 7.0, id="or as push-back says"),
+        pytest.param({"retry_after_s": 7.0, "pushback": "-1"}, 1, None, id="not against it"),
+        pytest.param({}, 1, None, id="never by the client's own backoff"),
+        pytest.param({"retry_after_s": 60.0}, 1, None, id="not past the deadline"),
+    ],
+)
+def test_a_quota_that_is_used_up(failure: dict[str, Any], attempts: int, expected: float | None) -> None:
+    quota = AttemptFailure("RESOURCE_EXHAUSTED", Reason.QUOTA_EXCEEDED, **failure)
+    assert decide(quota, attempts=attempts) == expected
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        pytest.param(unavailable(begun=True), True, id="lost after accepted, before output"),
+        pytest.param(AttemptFailure("INTERNAL", None, begun=True), True, id="a reset stream"),
+        pytest.param(AttemptFailure("UNKNOWN", None), True, id="before any event"),
+        pytest.param(unavailable(begun=True, output=True), False, id="never after output"),
+        pytest.param(AttemptFailure("DEADLINE_EXCEEDED", None, begun=True), False, id="a deadline is no loss"),
+        pytest.param(
+            AttemptFailure("UNAVAILABLE", Reason.WORKER_LOST_BEFORE_OUTPUT, begun=True), False, id="the Router answered"
+        ),
+        pytest.param(AttemptFailure("ABORTED", Reason.IDEMPOTENCY_ORIGIN_LOST), False, id="nobody can tell"),
+        pytest.param(AttemptFailure("INVALID_ARGUMENT", Reason.IDEMPOTENCY_KEY_REUSED), False, id="other content"),
+    ],
+)
+def test_a_lost_router_is_failed_over(failure: AttemptFailure, expected: bool) -> None:
+    def wait(policy: RetryPolicy | None, attempts: int) -> float | None:
+        return decide_retry(policy, failure, attempts=attempts, remaining_s=9.0, jitter=0.5, may_fail_over=True)
+
+    assert (wait(POLICY, 1) is not None) == expected
+    assert wait(POLICY, 3) is None, "attempts_max holds"
+    assert wait(None, 1) is None
 
 
 def test_attempts_are_counted_with_the_first() -> None:
@@ -98,7 +142,7 @@ def test_a_passed_deadline_ends_it_and_no_deadline_does_not() -> None:
         AttemptFailure,
         code=st.sampled_from(["UNAVAILABLE", "INTERNAL", "RESOURCE_EXHAUSTED"]),
         reason=st.none() | st.sampled_from(Reason),
-        accepted=st.booleans(),
+        begun=st.booleans(),
         output=st.booleans(),
         retry_after_s=st.none() | st.floats(0, 10),
         pushback=st.none() | st.integers(-5, 5000).map(str),
@@ -212,7 +256,7 @@ DRAINING = AttemptFailure("UNAVAILABLE", Reason.DRAINING, retry_after_s=0.0, pus
         pytest.param(DRAINING, 0, True, id="an instance that stops says so"),
         pytest.param(unavailable(), 0, False, id="nobody is there: an ordinary failure"),
         pytest.param(unavailable(), 1, True, id="nobody is there, after one that stops: it is restarting"),
-        pytest.param(unavailable(accepted=True), 1, False, id="a worker had it"),
+        pytest.param(unavailable(begun=True), 1, False, id="a worker had it"),
         pytest.param(overloaded(), 1, False, id="another refusal is another thing"),
     ],
 )

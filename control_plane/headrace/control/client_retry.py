@@ -3,9 +3,10 @@
     attempt fails -> decide_retry(policy, failure, ...)  -> seconds to wait, or None: the failure stands
     stream breaks -> decide_resume(policy, broken, ...)  -> the same
 
-Sans-io: chance comes in as a number. A retry is never silent about output: after the first event that carries some
-there is none, and once a worker has accepted the request only the service itself can say that nothing was lost. To
-resume sends nothing again: the request ran on, and its reader comes back for the rest.
+Sans-io: chance comes in as a number. The Router retries, with a budget for the fleet; a client does not multiply that:
+it repeats what was refused or did not arrive, before the first event. The one exception needs another Router and an
+idempotency key: a Router that is lost before the first output is failed over, once. To resume sends nothing again: the
+request ran on, and its reader comes back for the rest.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class AttemptFailure:
     """Name of the gRPC status code."""
     reason: Reason | None
     """None where the failure is the transport's own: no service said anything."""
-    accepted: bool = False
-    """Whether a worker had the request."""
+    begun: bool = False
+    """Whether any event had arrived: the service had taken the request."""
     output: bool = False
     """Whether any output had arrived."""
     retry_after_s: float | None = None
@@ -65,6 +66,7 @@ def decide_retry(
     refusals: int = 0,
     remaining_s: float | None,
     jitter: float,
+    may_fail_over: bool = False,
 ) -> float | None:
     """Decide what follows a failed call.
 
@@ -75,12 +77,15 @@ def decide_retry(
         refusals: how many of them are refusals of a fleet that restarts, `is_refusal`; the latest is one if 1 or more.
         remaining_s: until the request's deadline; None for no deadline.
         jitter: drawn evenly from 0 to 1.
+        may_fail_over: whether there is another Router, the request has an idempotency key, and this was not done yet.
 
     Returns:
         Seconds to wait before the next call, or None if there is to be none. The server's delay is kept exactly; a
         wait that would reach the deadline is not begun, so the caller hears of the real failure now.
     """
-    if policy is None or failure.output or not _is_retryable(failure):
+    if policy is None or failure.output:
+        return None
+    if not (_is_retryable(failure, attempts) or (may_fail_over and is_lost(failure))):
         return None
     if attempts - min(refusals, policy.refusals_max) >= policy.attempts_max:
         return None
@@ -103,11 +108,16 @@ def is_refusal(failure: AttemptFailure, *, refusals: int) -> bool:
         failure: the latest.
         refusals: those before it.
     """
-    if failure.accepted or failure.output:
+    if failure.begun or failure.output:
         return False
     return failure.reason is Reason.DRAINING or (
         refusals > 0 and failure.reason is None and failure.code == "UNAVAILABLE"
     )
+
+
+def is_lost(failure: AttemptFailure) -> bool:
+    """Whether the connection broke off, rather than the service having said anything."""
+    return failure.reason is None and failure.code in _BROKEN_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +174,16 @@ def decide_resume(
     return wait_s
 
 
-def _is_retryable(failure: AttemptFailure) -> bool:
-    if failure.accepted:
-        return failure.reason is Reason.WORKER_LOST_BEFORE_OUTPUT
+def _is_retryable(failure: AttemptFailure, attempts: int) -> bool:
+    if failure.begun:
+        return False
     if failure.reason is None:
         return failure.code == "UNAVAILABLE"
     if failure.reason is Reason.DEADLINE_EXCEEDED:  # the application may, with a new deadline
         return False
-    return RULES[failure.reason].retry in (Retry.CLIENT, Retry.ROUTER)
+    if failure.reason is Reason.QUOTA_EXCEEDED:  # the limit is the caller's own: as the service says, or not at all
+        return attempts == 1 and (failure.retry_after_s is not None or failure.pushback is not None)
+    return failure.reason is Reason.DRAINING or RULES[failure.reason].retry is Retry.CLIENT
 
 
 def _named_wait_s(failure: AttemptFailure) -> float | None:

@@ -65,6 +65,7 @@ from headrace.client.events import (
 )
 from headrace.client.request import GenerateOptions, Message
 from headrace.control.client_retry import RetryPolicy
+from headrace.control.client_throttle import ThrottlePolicy
 from headrace.control.errors import Reason, Violation
 from headrace.control.event_log import Retention
 from headrace.control.priority import Priority
@@ -118,6 +119,7 @@ __all__ = [
     "Stream",
     "TakenOver",
     "Terminal",
+    "ThrottlePolicy",
     "Throttled",
     "Timing",
     "TokenLogprob",

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, Unpack
 
 import grpc
@@ -20,27 +21,39 @@ import grpc
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client.aio_stream import AsyncStream
 from headrace.client.calls import ASK_S, CANCEL_REQUEST, GET_REQUEST, serialize
-from headrace.client.connect import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, OPTIONS, Ring
+from headrace.client.connect import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, OPTIONS, Channels, key_metadata
 from headrace.client.decoding import request_from_proto
 from headrace.client.errors import HeadraceError
 from headrace.client.events import RequestInfo
+from headrace.client.questions import check_timeout, is_elsewhere, question_error
 from headrace.client.request import GenerateOptions, build_name, build_request, build_resume
-from headrace.client.session import Session, check_timeout, is_elsewhere, question_error
+from headrace.client.session import Session
+from headrace.client.targets import Targets
 from headrace.control.client_retry import RetryPolicy
+from headrace.control.client_throttle import ThrottlePolicy
 
 _DEFAULT_RETRY = RetryPolicy()
+_DEFAULT_THROTTLE = ThrottlePolicy()
 
 
 class AsyncClient:
     """Generates text with a Headrace service. It belongs to the event loop that first uses it.
 
     Args:
-        target: host:port of a Router, or several of one fleet: requests take turns, and a retry goes to the next.
+        target: host:port of a Router, or several of one fleet, as a sequence or with commas between them: requests
+            take turns, and one whose Router is lost before the first output goes to another one, once, with an
+            idempotency key that is made for it.
         credentials: for TLS; None connects in plain text.
+        api_key: says who calls; sent in the metadata of each call.
+        allow_plaintext_key: whether the key may be sent to another machine without TLS.
         default_timeout_s: for requests that name none, seconds; None for no deadline.
         retry: None switches retries off.
+        throttle: holds requests back while the service refuses most of them; None never does.
         interactive: whether streams acknowledge what was read, so that nothing is generated far ahead of a reader.
             False asks for the plain form, where what the transport holds counts as read.
+
+    Raises:
+        ValueError: there is no target, or the key cannot be sent, or not there in plain text.
     """
 
     def __init__(
@@ -48,17 +61,23 @@ class AsyncClient:
         target: str | Sequence[str] = DEFAULT_TARGET,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        allow_plaintext_key: bool = False,
         default_timeout_s: float | None = DEFAULT_TIMEOUT_S,
         retry: RetryPolicy | None = _DEFAULT_RETRY,
+        throttle: ThrottlePolicy | None = _DEFAULT_THROTTLE,
         interactive: bool = True,
     ) -> None:
         check_timeout(default_timeout_s)
-        self._target = target
         self._credentials = credentials
         self._default_timeout_s = default_timeout_s
         self._retry = retry
         self._interactive = interactive
-        self._ring: Ring[grpc.aio.Channel] | None = None
+        self._links: Channels[grpc.aio.Channel] = Channels(
+            target, self._open
+        )  # a channel takes the running loop, so none is opened here
+        self._metadata = key_metadata(api_key, self._links.names, credentials, allow_plaintext=allow_plaintext_key)
+        self._targets = Targets(len(self._links.names), throttle, time.monotonic, random.random)
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
         self._closed = False
 
@@ -125,9 +144,8 @@ class AsyncClient:
         """End what still runs (it raises Cancelled) and close the connections."""
         self._closed = True
         await asyncio.gather(*(stream.client_closes() for stream in list(self._streams)))
-        if self._ring is not None:
-            for channel in self._ring.channels:
-                await channel.close()
+        for channel in self._links.opened:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,6 +161,9 @@ class AsyncClient:
     ) -> AsyncStream:
         timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
         check_timeout(timeout_s)
+        may_fail_over = self._retry is not None and len(self._targets) > 1
+        if may_fail_over and isinstance(request, pb.GenerateRequest) and not request.idempotency_key:
+            request.idempotency_key = str(uuid.uuid4())
         session = Session(
             request,
             is_interactive=self._interactive if interactive is None else interactive,
@@ -150,33 +171,32 @@ class AsyncClient:
             retry=self._retry,
             clock=time.monotonic,
             draw=random.random,
-            targets=1 if isinstance(self._target, str) else len(self._target),
+            turn=self._targets.turn(),
         )
-        stream = AsyncStream(session, self._turn)
+        stream = AsyncStream(session, self._channels, self._metadata)
         self._streams.add(stream)
         return stream
 
     async def _question(self, method: str, message: Any, timeout_s: float) -> RequestInfo:
         """Ask one Router after another, until one knows the request."""
         check_timeout(timeout_s)
-        next_channel = self._turn()
-        assert self._ring is not None
+        channels, turn = self._channels(), self._targets.turn()
         worst: HeadraceError | None = None
-        for _ in self._ring.channels:
-            ask = next_channel().unary_unary(method, serialize, pb.Request.FromString)
+        start = turn.next()
+        for step in range(len(channels)):
+            channel = channels[(start + step) % len(channels)]
+            ask = channel.unary_unary(method, serialize, pb.Request.FromString)
             try:
-                return request_from_proto(await ask(message, timeout=timeout_s))
+                return request_from_proto(await ask(message, timeout=timeout_s, metadata=self._metadata))
             except grpc.aio.AioRpcError as rpc_error:
                 worst = is_elsewhere(worst, question_error(rpc_error))
         assert worst is not None
         raise worst
 
-    def _turn(self) -> Callable[[], grpc.aio.Channel]:
+    def _channels(self) -> list[grpc.aio.Channel]:
         if self._closed:
             raise RuntimeError("the client is closed")
-        if self._ring is None:  # here and not earlier: a channel takes the running loop
-            self._ring = Ring(self._target, self._open)
-        return self._ring.turn()
+        return self._links.open()
 
     def _open(self, target: str) -> grpc.aio.Channel:
         if self._credentials is None:

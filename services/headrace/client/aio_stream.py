@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Self
@@ -26,6 +26,7 @@ from headrace.client.calls import (
     read_event,
     serialize,
 )
+from headrace.client.connect import Metadata
 from headrace.client.errors import HeadraceError
 from headrace.client.events import Answer, Delta, Event, ResumePoint
 from headrace.client.session import Session
@@ -39,9 +40,12 @@ class AsyncStream:
     milliseconds, or 4 s at most where it does not answer.
     """
 
-    def __init__(self, session: Session, begin: Callable[[], Callable[[], grpc.aio.Channel]]) -> None:
+    def __init__(
+        self, session: Session, channels: Callable[[], Sequence[grpc.aio.Channel]], metadata: Metadata = ()
+    ) -> None:
         self._session = session
-        self._begin = begin
+        self._channels = channels
+        self._metadata = metadata
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._outbox: AsyncOutbox | None = None
@@ -96,6 +100,14 @@ class AsyncStream:
         return self._session.answer()
 
     @property
+    def is_replay(self) -> bool:
+        """Whether the service repeats, or reads along with, what another call with the same idempotency key began.
+
+        Known from the first event on.
+        """
+        return self._session.is_replay
+
+    @property
     def resume_point(self) -> ResumePoint | None:
         """Where `client.resume` would go on; None before `accepted`, and if the request cannot be resumed."""
         return self._session.resume_point
@@ -141,18 +153,21 @@ class AsyncStream:
             await events.aclose()
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        session, next_channel = self._session, self._begin()
+        session, channels = self._session, self._channels()
         try:
             while True:
                 if self._cancel.is_set():
                     raise self._left()
                 opening = session.begin_call()
-                if self._channel is None or not opening.is_same_target:
-                    self._channel = next_channel()
+                self._channel = channels[opening.target]
                 call = self._open(self._channel, opening)
+                is_first = True
                 rpc_error = None
                 try:
                     async for message in call:
+                        if is_first:
+                            session.opened(await call.initial_metadata())
+                            is_first = False
                         event = session.take(message)
                         if event is not None:
                             yield event
@@ -187,11 +202,11 @@ class AsyncStream:
     def _open(self, channel: grpc.aio.Channel, opening: Opening) -> Any:
         if opening.is_interactive:
             interactive = channel.stream_stream(opening.method, serialize, read_event)
-            self._call = interactive(timeout=opening.timeout_s)
+            self._call = interactive(timeout=opening.timeout_s, metadata=self._metadata)
             self._outbox = AsyncOutbox(opening.frame, self._call)
         else:
             plain = channel.unary_stream(opening.method, serialize, read_event)
-            self._call = plain(opening.message, timeout=opening.timeout_s)
+            self._call = plain(opening.message, timeout=opening.timeout_s, metadata=self._metadata)
         return self._call
 
     def _left(self) -> HeadraceError:
@@ -255,7 +270,9 @@ class AsyncStream:
         assert self._channel is not None
         with _local_cancels_ignored(), contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):
             ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
-            await ask(pb.CancelRequestRequest(request=self._session.request_name), timeout=END_S)
+            await ask(
+                pb.CancelRequestRequest(request=self._session.request_name), timeout=END_S, metadata=self._metadata
+            )
 
     def client_closes(self) -> Awaitable[None]:
         """End waits, and the request at the service, before its channel is closed."""

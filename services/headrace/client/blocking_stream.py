@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ from headrace.client.calls import (
     read_event,
     serialize,
 )
+from headrace.client.connect import Metadata
 from headrace.client.errors import HeadraceError
 from headrace.client.events import Answer, Delta, Event, ResumePoint
 from headrace.client.session import Session
@@ -110,9 +111,12 @@ class Stream:
     milliseconds, or 4 s at most where it does not answer.
     """
 
-    def __init__(self, session: Session, begin: Callable[[], Callable[[], grpc.Channel]]) -> None:
+    def __init__(
+        self, session: Session, channels: Callable[[], Sequence[grpc.Channel]], metadata: Metadata = ()
+    ) -> None:
         self._session = session
-        self._begin = begin
+        self._channels = channels
+        self._metadata = metadata
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._outbox: _Outbox | None = None
@@ -167,6 +171,14 @@ class Stream:
         return self._session.answer()
 
     @property
+    def is_replay(self) -> bool:
+        """Whether the service repeats, or reads along with, what another call with the same idempotency key began.
+
+        Known from the first event on.
+        """
+        return self._session.is_replay
+
+    @property
     def resume_point(self) -> ResumePoint | None:
         """Where `client.resume` would go on; None before `accepted`, and if the request cannot be resumed."""
         return self._session.resume_point
@@ -211,20 +223,23 @@ class Stream:
             self._ask_end()
 
     def _events(self) -> Generator[Event, None, None]:
-        session, next_channel = self._session, self._begin()
+        session, channels = self._session, self._channels()
         try:
             while True:
                 if self._cancel.is_set():
                     raise self._left()
                 opening = session.begin_call()
-                if self._channel is None or not opening.is_same_target:
-                    self._channel = next_channel()
+                self._channel = channels[opening.target]
                 call = self._open(self._channel, opening)
+                is_first = True
                 if self._cancel.is_set():  # it came between the last look and the call
                     self._ask_end()
                 rpc_error = None
                 try:
                     for message in call:
+                        if is_first:
+                            session.opened(call.initial_metadata())
+                            is_first = False
                         event = session.take(message)
                         if event is not None:
                             yield event
@@ -255,10 +270,10 @@ class Stream:
             if opening.is_interactive:
                 self._outbox = _Outbox(opening.frame, self._session)
                 interactive = channel.stream_stream(opening.method, serialize, read_event)
-                self._call = interactive(self._outbox, timeout=opening.timeout_s)
+                self._call = interactive(self._outbox, timeout=opening.timeout_s, metadata=self._metadata)
             else:
                 plain = channel.unary_stream(opening.method, serialize, read_event)
-                self._call = plain(opening.message, timeout=opening.timeout_s)
+                self._call = plain(opening.message, timeout=opening.timeout_s, metadata=self._metadata)
         except ValueError:  # the channel is closed
             if not self._cancel.is_set():
                 raise
@@ -301,7 +316,9 @@ class Stream:
             if self._asking is None and session.outlives_calls and session.request_name and not self._is_detached:
                 assert self._channel is not None
                 ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
-                self._asking = ask.future(pb.CancelRequestRequest(request=session.request_name), timeout=END_S)
+                self._asking = ask.future(
+                    pb.CancelRequestRequest(request=session.request_name), timeout=END_S, metadata=self._metadata
+                )
         return self._asking
 
     def client_closes(self) -> grpc.Future[pb.Request] | None:

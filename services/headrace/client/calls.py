@@ -31,8 +31,8 @@ class Opening:
     message: pb.GenerateRequest | pb.ResumeGenerateRequest
     timeout_s: float | None
     is_interactive: bool
-    is_same_target: bool
-    """Whether it goes where the call before went: only that Router has the request."""
+    target: int
+    """The number of the Router that it goes to."""
 
     @property
     def method(self) -> str:

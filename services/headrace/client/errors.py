@@ -219,6 +219,7 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.DEADLINE_UNMEETABLE: Overloaded,
     Reason.IDEMPOTENCY_KEY_REUSED: KeyReused,
     Reason.IDEMPOTENCY_ORIGIN_LOST: OriginLost,
+    Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE: Unavailable,
 }
 
 _BY_CODE: Mapping[str, type[HeadraceError]] = {

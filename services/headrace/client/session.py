@@ -20,7 +20,9 @@ from headrace.client import errors
 from headrace.client.acknowledging import Acknowledging
 from headrace.client.calls import Opening, Unreadable
 from headrace.client.errors import Facts, HeadraceError, ProtocolError
-from headrace.client.events import Accepted, Answer, Delta, Event, FinishReason, ResumePoint, Terminal
+from headrace.client.events import Accepted, Answer, Delta, Event, ResumePoint, Terminal
+from headrace.client.judging import COMPLETE, contradiction, is_replay, quota_of, trailer
+from headrace.client.targets import Turn
 from headrace.client.transcript import Transcript
 from headrace.control.client_retry import (
     AttemptFailure,
@@ -28,20 +30,19 @@ from headrace.control.client_retry import (
     RetryPolicy,
     decide_resume,
     decide_retry,
+    is_lost,
     is_refusal,
     is_resumable,
 )
-from headrace.control.errors import RULES, Failure, Reason
+from headrace.control.client_throttle import is_shed
+from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
 
 RESUME_S = 30.0
 """How long to try to resume where `accepted`, which says it, was read elsewhere."""
 
-_COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_EITHER = frozenset({FinishReason.CONTENT_FILTER, FinishReason.TOOL_CALLS, FinishReason.UNKNOWN})
-"""Ends that are the caller's to judge: the status may be OK."""
-_TRANSPORT_CODES = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
-"""Codes that gRPC gives by itself when a connection or a deadline ends just after the terminal event."""
+_ELSEWHERE = frozenset({Reason.DRAINING, Reason.NO_SNAPSHOT})
+"""Refusals that another Router would not have given."""
 _RESUME_REFUSED = {
     Reason.NOT_FOUND: "the service no longer knows the request: it was kept too short a time, or the Router restarted",
     Reason.EVENTS_EXPIRED: "events after the last one that was read are no longer kept",
@@ -69,7 +70,7 @@ class Session:
         retry: None means that nothing is asked for twice; a broken stream is resumed all the same.
         clock: monotonic seconds.
         draw: evenly from 0 to 1, for the jitter.
-        targets: Routers to look for a request that another client started.
+        turn: the Routers that its calls may go to.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Session:
         retry: RetryPolicy | None,
         clock: Callable[[], float],
         draw: Callable[[], float],
-        targets: int = 1,
+        turn: Turn,
     ) -> None:
         self._request = request
         self._is_interactive = is_interactive
@@ -89,7 +90,7 @@ class Session:
         self._retry = retry
         self._clock = clock
         self._draw = draw
-        self._targets = targets
+        self._turn = turn
         self._deadline: float | None = None
         self.calls = 0
         self._refusals = 0
@@ -102,6 +103,10 @@ class Session:
         else:
             self._transcript = Transcript()
             self._is_kept = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        self._has_key = isinstance(request, pb.GenerateRequest) and bool(request.idempotency_key)
+        self._has_failed_over = False
+        self.is_replay = False
+        """Whether the service repeats, or reads along with, what another call with the same idempotency key began."""
         self._is_resuming = isinstance(request, pb.ResumeGenerateRequest)
         self._is_located = False
         """Whether the target of the latest call is known to have the request."""
@@ -112,9 +117,19 @@ class Session:
         self._broken_at = 0.0
 
     def begin_call(self) -> Opening:
-        """Count a call, and say what it is."""
+        """Count a call, and say what it is.
+
+        Raises:
+            Throttled: it is not to be made.
+        """
+        if self._turn.index < 0 or not self._is_located:
+            self._turn.next()
         if not self._is_resuming:
             self._transcript = Transcript()
+            if not self._turn.send(is_retry=self.calls > 0):
+                self.is_over = True
+                text = "Too many requests of this client were refused of late; this one was not sent."
+                raise self._complete(errors.Throttled(text))
         self._sequence_before = self._transcript.sequence
         self._acknowledging.restart()
         self.calls += 1
@@ -125,7 +140,13 @@ class Session:
             message = pb.ResumeGenerateRequest(
                 request=self._transcript.request, after_sequence=self._transcript.sequence
             )
-        return Opening(message, self._remaining_s(), self._is_interactive, self._is_located)
+        return Opening(message, self._remaining_s(), self._is_interactive, self._turn.index)
+
+    def opened(self, metadata: Any) -> None:
+        """The first message of a call is here; `metadata` came before it."""
+        self._turn.answered()
+        if not self._is_resuming:
+            self.is_replay = is_replay(metadata)
 
     def take(self, message: pb.GenerateEvent | Unreadable) -> Event | None:
         """Take one message. On the hot path.
@@ -172,11 +193,12 @@ class Session:
     def _judge(self, rpc_error: Any | None) -> Outcome:
         failure = status.from_rpc_error(rpc_error) if rpc_error is not None else None
         code = rpc_error.code().name if rpc_error is not None else "OK"
+        self._notice_target(code, failure)
         terminal = self._transcript.terminal
         if terminal is not None:
-            if contradiction := _contradiction(terminal, code, failure):
-                return Outcome(error=self._broken(contradiction))
-            if code == "OK" or terminal.finish_reason in _COMPLETE:
+            if disagreement := contradiction(terminal, code, failure):
+                return Outcome(error=self._broken(disagreement))
+            if code == "OK" or terminal.finish_reason in COMPLETE:
                 return Outcome(terminal=terminal)
             failure = terminal.failure or failure
         elif rpc_error is None:
@@ -188,7 +210,7 @@ class Session:
             self._is_located = self._is_resuming = False
             return Outcome(wait_s=wait_s)
         if failure is not None:
-            error = errors.from_failure(failure, output=self._transcript.has_output)
+            error = errors.from_failure(failure, output=self._transcript.has_output, quota=quota_of(rpc_error))
         else:
             details = rpc_error.details() if rpc_error is not None else ""
             error = errors.from_code(code, details, output=self._transcript.has_output)
@@ -204,7 +226,7 @@ class Session:
         if not self.can_resume:
             return None
         if started_elsewhere and not self._is_located:
-            if reason is Reason.NOT_FOUND and self.calls < self._targets:
+            if reason is Reason.NOT_FOUND and self.calls < self._turn.count:
                 return Outcome(wait_s=0.0)
             if reason is not None or self.calls >= self._calls_max:
                 return None
@@ -217,6 +239,8 @@ class Session:
         if not self._failures:
             self._broken_at = self._clock()
         self._failures += 1
+        if self._failures > 1 and self._may_fail_over and not self._transcript.has_output and reason is None:
+            return None  # it was tried where it was, and another Router finds it by its key
         self._is_resuming = True
         accepted = self._transcript.accepted
         broken = BrokenStream(
@@ -246,7 +270,8 @@ class Session:
     @property
     def outlives_calls(self) -> bool:
         """Whether the request may run on at the service when its call is ended."""
-        return self._is_kept and self.calls > 0 and not self.is_over and self._transcript.terminal is None
+        runs_on = self._is_kept or self._has_key
+        return runs_on and self.calls > 0 and not self.is_over and self._transcript.terminal is None
 
     @property
     def request_name(self) -> str:
@@ -281,7 +306,7 @@ class Session:
 
     @property
     def _calls_max(self) -> int:
-        return max(self._targets, self._retry.attempts_max if self._retry else 1)
+        return max(self._turn.count, self._retry.attempts_max if self._retry else 1)
 
     def _retry_wait_s(self, code: str, failure: Failure | None, rpc_error: Any | None) -> float | None:
         if isinstance(self._request, pb.ResumeGenerateRequest):
@@ -289,21 +314,42 @@ class Session:
         attempt = AttemptFailure(
             code=code,
             reason=failure.reason if failure else None,
-            accepted=self._transcript.is_accepted,
+            begun=self._transcript.sequence > 0,
             output=self._transcript.has_output,
             retry_after_s=failure.retry_after_s if failure else None,
-            pushback=_trailer(rpc_error, status.PUSHBACK),
+            pushback=trailer(rpc_error, status.PUSHBACK),
         )
-        if is_refusal(attempt, refusals=self._refusals):
-            self._refusals += 1
-        return decide_retry(
+        is_free = is_refusal(attempt, refusals=self._refusals)
+        self._refusals += is_free
+        fails_over = self._may_fail_over and is_lost(attempt)
+        wait_s = decide_retry(
             self._retry,
             attempt,
             attempts=self.calls,
             refusals=self._refusals,
             remaining_s=self._remaining_s(),
             jitter=self._draw(),
+            may_fail_over=fails_over,
         )
+        if wait_s is None or not (is_free or fails_over or self._turn.retry()):
+            return None
+        self._has_failed_over = self._has_failed_over or fails_over
+        return wait_s
+
+    @property
+    def _may_fail_over(self) -> bool:
+        may_call = self._retry is not None and self.calls < self._retry.attempts_max
+        return may_call and self._has_key and self._turn.count > 1 and not self._has_failed_over
+
+    def _notice_target(self, code: str, failure: Failure | None) -> None:
+        """Remember, for all requests, what the end of this call says of its Router."""
+        reason = failure.reason if failure is not None else None
+        if is_shed(reason) and not self._transcript.sequence:
+            self._turn.shed()
+        elif reason in _ELSEWHERE or (reason is None and code == "UNAVAILABLE"):
+            self._turn.lost()
+        elif reason is not None:
+            self._turn.answered()
 
     def _remaining_s(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
@@ -319,66 +365,3 @@ class Session:
         error.answer = self.answer()
         error.calls = self.calls
         return error
-
-
-def check_timeout(timeout_s: float | None) -> None:
-    """Refuse a deadline that has passed before any call is made.
-
-    Raises:
-        DeadlineExceeded: names timeout_s.
-    """
-    if timeout_s is not None and not timeout_s > 0:
-        facts = Facts(code="DEADLINE_EXCEEDED", reason=Reason.DEADLINE_EXCEEDED, field="timeout_s")
-        raise errors.DeadlineExceeded(f"timeout_s is {timeout_s:g}: no time is left, and no call was made.", facts)
-
-
-def question_error(rpc_error: Any) -> HeadraceError:
-    """Build the exception for a call about a request that failed."""
-    failure = status.from_rpc_error(rpc_error)
-    if failure is not None:
-        error = errors.from_failure(failure, output=False)
-    else:
-        error = errors.from_code(rpc_error.code().name, rpc_error.details() or "", output=False)
-    error.calls = 1
-    error.__cause__ = rpc_error
-    return error
-
-
-def is_elsewhere(before: HeadraceError | None, error: HeadraceError) -> HeadraceError:
-    """Judge one Router's answer to a question about a request; returns what to raise if no other one knows it.
-
-    Raises:
-        HeadraceError: another Router would say the same.
-    """
-    if not isinstance(error, (errors.NotFound, errors.Unavailable)):
-        raise error
-    return error if before is None or isinstance(error, errors.Unavailable) else before
-
-
-def _contradiction(terminal: Terminal, code: str, failure: Failure | None) -> str:
-    """How the status of a call contradicts its terminal event; "" if it does not.
-
-    A status without a reason of ours may be the transport's, which ended just after the event: the event is the truth.
-    """
-    finish = terminal.finish_reason
-    if failure is None and code in _TRANSPORT_CODES:
-        return ""
-    if terminal.failure is None and finish in _COMPLETE:
-        agrees, expected = code == "OK", "OK"
-    elif terminal.failure is None:
-        agrees, expected = code != "OK" or finish in _EITHER, "an error"
-    elif terminal.failure.reason is Reason.INTERNAL:  # also what a newer service's reasons become
-        agrees, expected = code != "OK", "an error"
-    else:
-        expected = RULES[terminal.failure.reason].code
-        agrees = code == expected and finish not in _COMPLETE
-    return "" if agrees else f"The service ended with {finish.name}, which means {expected}, and with status {code}."
-
-
-def _trailer(rpc_error: Any | None, key: str) -> str | None:
-    if rpc_error is None:
-        return None
-    for name, value in rpc_error.trailing_metadata() or ():
-        if name == key:
-            return str(value)
-    return None
