@@ -120,6 +120,76 @@ def test_a_refusal_names_reason_and_field(
     assert Desk().refused(tokens=tokens, **fields) == expected
 
 
+def test_a_continuation_takes_its_tokens_behind_the_prompts_own() -> None:
+    given = {"continuation": {"tokens": 2, "text_bytes": 1}, "cache_salt": "tenants/a"}
+    entry = Desk().generate(tokens=(7, 8, 65, 66), prompt_tokens=2, **given)
+    assert isinstance(entry, Prepared)
+    assert entry.known is not None
+    assert (entry.prompt, entry.known.tokens, entry.known.text) == ([7, 8], [65, 66], b"B")
+    assert entry.cache_salt == "tenants/a"
+    entry = Desk().generate(tokens=(65, 66), prompt="xyz", **given)
+    assert isinstance(entry, Prepared)
+    assert entry.known is not None
+    assert entry.known.tokens == [65, 66]
+
+
+def test_continuations_keep_the_shares_of_several_requests_apart() -> None:
+    desk = Desk()
+    requests = [
+        {"seq": 1, "prompt_tokens": 1, "continuation": {"tokens": 2, "text_bytes": 0}},
+        {"seq": 2, "prompt": "x", "continuation": {"tokens": 1, "text_bytes": 99}},  # faulty, and spoils no other
+        {"seq": 3, "prompt_tokens": 2},
+    ]
+    assert desk.ask("generate", {"requests": requests}, (1, 65, 66, 67, 2, 3)) == {"ok": True}
+    (operation,) = desk.inbox
+    assert isinstance(operation, Submit)
+    first, faulty, last = operation.entries
+    assert isinstance(first, Prepared)
+    assert isinstance(faulty, Rejected)
+    assert isinstance(last, Prepared)
+    assert first.known is not None
+    assert (first.prompt, first.known.tokens, faulty.seq, last.prompt) == ([1], [65, 66], 2, [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fields", "expected"),
+    [
+        (
+            (65,) * 32,
+            {},
+            ("CONTEXT_LENGTH_EXCEEDED", "continuation.tokens", {"limitTokens": 32, "requestedTokens": 33}),
+        ),
+        ((65,) * 5, {"max_tokens": 4}, ("INVALID_REQUEST", "continuation.tokens", {})),
+        ((65,) * 5, {"max_tokens_cap": 4}, ("INVALID_REQUEST", "continuation.tokens", {})),
+        ((-1,), {}, ("INVALID_REQUEST", "continuation.tokens", {})),
+        ((10**6,), {}, ("INVALID_REQUEST", "continuation.tokens", {})),
+        ((65,), {"text_bytes": 2}, ("INVALID_REQUEST", "continuation.text_bytes", {})),
+        ((65,), {"text_bytes": -1}, ("INVALID_REQUEST", "continuation.text_bytes", {})),
+        ((65,), {"text_bytes": None}, ("INVALID_REQUEST", "continuation.text_bytes", {})),
+        ((65,), {"cache_salt": "x" * 257}, ("INVALID_REQUEST", "cache_salt", {})),
+        ((65,), {"cache_salt": 5}, ("INVALID_REQUEST", "cache_salt", {})),
+    ],
+    ids=[
+        "the context", "max_tokens", "the cap", "below the vocabulary", "above it", "more text than there is",
+        "less than none", "no text_bytes", "a long salt", "a salt that is no text",
+    ],
+)  # fmt: skip
+def test_an_impossible_continuation_is_refused(
+    tokens: tuple[int, ...], fields: dict[str, Any], expected: tuple[str, str, dict[str, Any]]
+) -> None:
+    fields = dict(fields)
+    continuation = {"tokens": len(tokens), "text_bytes": fields.pop("text_bytes", 0)}
+    assert Desk().refused(tokens=tokens, prompt="x", continuation=continuation, **fields) == expected
+
+
+@pytest.mark.parametrize("continuation", [{"tokens": 2}, {"tokens": 0}, {"tokens": "1"}, {}, [1], 5])
+def test_a_continuation_that_hides_its_share_spoils_the_operation(continuation: Any) -> None:
+    reply = Desk().ask("generate", {"requests": [{"seq": 1, "prompt": "x", "continuation": continuation}]}, (65,))
+    assert reply is not None
+    assert not reply["ok"]
+    assert reply["error"]["field"].startswith("requests[0].continuation")
+
+
 @pytest.mark.parametrize(
     ("op", "data", "field"),
     [

@@ -12,8 +12,9 @@ import pytest
 from engine.harness import GREEDY, Hand, prepared
 from headrace.cli.weights import default_model
 from headrace.engine.config import EngineConfig
+from headrace.engine.continuation import replay
 from headrace.engine.llamacpp import LlamaBackend
-from headrace.engine.request import Sampling
+from headrace.engine.request import Continuation, Sampling
 
 SLOTS = 8
 CELLS = 2048
@@ -107,6 +108,45 @@ def test_an_answer_that_was_preempted_twice_equals_the_undisturbed_one(
     assert resumed == ([length + 5 - 1, length + 13 - 1] if is_cached else [0, 0])
     hand.assert_idle()
     hand.loop.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"stop": ("\n12\n1",)},
+        # On a repetition that the penalty breaks after a while: without the history it would not.
+        {"sampling": Sampling(temperature=0.0, frequency_penalty=0.3), "prompt": DECISIVE[1]},
+        {"sampling": Sampling(temperature=0.0, repetition_penalty=1.05), "prompt": DECISIVE[1]},
+    ],
+    ids=["plain", "a stop string", "a frequency penalty", "a repetition penalty"],
+)
+def test_an_answer_of_a_lost_engine_is_continued_to_the_same_answer(hand: Hand, changes: dict[str, Any]) -> None:
+    changes = {"max_tokens": 20, **changes}
+    prompt = changes.pop("prompt", COUNTING)
+    ids, text = ask(hand, 1, prompt, **changes)
+    end = hand.finished(1)
+    for seq, cut in enumerate((1, 2, 5, 9, len(ids) - 1, len(ids)), 2):
+        delivered = b"".join(hand.backend.piece(i) for i in ids[:cut])
+        size = min(len(delivered), len(text.encode()))
+        known = replay(
+            Continuation(tuple(ids[:cut]), size),
+            hand.backend.piece,
+            stop_strings=changes.get("stop", ()),
+            stop_token_ids=(),
+            end_tokens=hand.backend.facts.end_tokens,
+        )
+        more_ids, more_text = ask(hand, seq, prompt, known=known, **changes)
+        assert (ids[:cut] + more_ids, delivered[:size].decode() + more_text) == (ids, text), cut
+        assert (hand.finished(seq)["reason"], hand.finished(seq)["stop"]) == (end["reason"], end["stop"])
+
+
+def test_kv_of_another_salt_is_not_reused(hand: Hand) -> None:
+    prompt = "The following list is complete and in order. " + COUNTING
+    first = ask(hand, 1, prompt, cache_salt="tenants/a")
+    assert ask(hand, 2, prompt, cache_salt="tenants/b") == first
+    assert ask(hand, 3, prompt, cache_salt="tenants/a") == first
+    assert [hand.finished(seq)["usage"]["cached"] > 0 for seq in (1, 2, 3)] == [False, False, True]
 
 
 def test_an_engine_that_runs_ahead_says_the_same(clean_backend: LlamaBackend) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.harness import Hand, prepared
 from headrace.engine.prefix_cache import MATCH_MIN, Match, PrefixIndex
 
 # Two letters and long runs, so that beginnings are shared often and for longer than MATCH_MIN.
@@ -38,6 +39,14 @@ def test_the_best_lane_is_found_and_one_token_is_left_to_decode(
         assert match.length == best == lengths[match.lane]
 
 
+@given(prompts, st.sampled_from(["", "tenants/a", "tenants/b"]), st.sampled_from(["", "tenants/a", "tenants/b"]))
+def test_only_the_same_salt_matches(prompt: list[int], kept: str, asked: str) -> None:
+    index = PrefixIndex()
+    index.put(0, prompt, len(prompt), kept)
+    match = index.match(prompt, asked)
+    assert (match is not None) == (kept == asked and len(prompt) > MATCH_MIN)
+
+
 def test_what_is_not_computed_yet_or_forgotten_is_no_match() -> None:
     index = PrefixIndex()
     prompt = list(range(40))
@@ -49,3 +58,15 @@ def test_what_is_not_computed_yet_or_forgotten_is_no_match() -> None:
     assert index.match(prompt) == Match(3, 39)
     index.remove(3)
     assert index.match(prompt) is None
+
+
+def test_kv_is_reused_within_one_tenant_and_not_between_two() -> None:
+    prompt = list(range(65, 65 + 30))
+    hand = Hand()
+    # The first two run at once, the others come behind them, so that active and retained lanes are asked.
+    for seq, salt in enumerate(["tenants/a", "", "tenants/b", "tenants/a", "tenants/b", "", "tenants/c"], 1):
+        hand.submit(prepared(hand.backend, seq, prompt, cache_salt=salt))
+        if seq != 1:
+            hand.run()
+    cached = {event["seq"]: event["cached_tokens"] for event in hand.events("admitted")}
+    assert cached == {1: 0, 2: 0, 3: 0, 4: 29, 5: 29, 6: 29, 7: 0}

@@ -154,6 +154,43 @@ def test_limits_of_a_dispatch_are_read_and_unset_ones_are_none() -> None:
     assert codec.engine_request(message)[0]["execution_ms"] == 2500
 
 
+def test_a_continuation_goes_to_the_engine_behind_the_prompts_own_ids_and_the_tenant_salts_the_cache() -> None:
+    message = pb.Dispatch(attempt=5, tenant="tenants/a", credit_limit=9)
+    message.generate.tokens.ids[:] = [1, 2]
+    message.continuation.token_ids[:] = [7, 8, 9]
+    message.continuation.text_bytes = 4
+    request, tokens = codec.engine_request(message)
+    assert (request["prompt_tokens"], list(tokens)) == (2, [1, 2, 7, 8, 9])
+    assert request["continuation"] == {"tokens": 3, "text_bytes": 4}
+    assert request["cache_salt"] == "tenants/a"
+    bytes_of_it = codec.dispatched(message, session=1, context_tokens=10).input_bytes
+    assert bytes_of_it >= message.generate.ByteSize() + message.continuation.ByteSize() - 4, "it counts as input"
+    message.generate.prompt = "text"
+    request, tokens = codec.engine_request(message)
+    assert (request.get("prompt_tokens"), list(tokens)) == (None, [7, 8, 9])
+    message.ClearField("continuation")
+    message.ClearField("tenant")
+    request, tokens = codec.engine_request(message)
+    assert not {"continuation", "cache_salt"} & request.keys()
+    assert list(tokens) == []
+
+
+def test_a_continuation_without_tokens_begins() -> None:
+    message = pb.Dispatch(attempt=5, continuation=pb.Continuation())
+    message.generate.prompt = "text"
+    assert "continuation" not in codec.engine_request(message)[0]
+
+
+def test_a_continuation_that_fills_the_context_is_refused_before_it_waits() -> None:
+    message = pb.Dispatch(attempt=5, continuation=pb.Continuation(token_ids=range(10)))
+    message.generate.prompt = "text"
+    with pytest.raises(Failure) as refused:
+        codec.dispatched(message, session=1, context_tokens=10)
+    assert refused.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert codec.dispatched(message, session=1, context_tokens=11).token == 5
+    assert codec.dispatched(message, session=1, context_tokens=0).token == 5, "no such worker: that is said instead"
+
+
 def test_an_end_without_an_error_has_no_reason_and_every_reason_has_a_name() -> None:
     assert codec.reason_name(pb.Ended(reason=inference_pb2.FINISH_REASON_STOP)) == "NONE"
     for name, number in errors_pb2.Reason.items():

@@ -67,18 +67,31 @@ _PUBLIC_FIELDS = {
     "stop_token_ids": "stop.token_ids",
 }
 """Fields that the engine contract names otherwise than headrace.api.inference.v1."""
+_ID_BYTES = 6
+"""Bytes of a token id of a continuation, as a Router writes it: what waits, and an operation, are bounded by size."""
 
 
 def dispatched(message: pb.Dispatch, *, session: int, context_tokens: int) -> Dispatched:
-    """What the ledger has to know of a Dispatch."""
+    """What the ledger has to know of a Dispatch.
+
+    Raises:
+        Failure: CONTEXT_LENGTH_EXCEEDED, when it continues more than the context holds.
+    """
     generate = message.generate
+    known = len(message.continuation.token_ids)
+    if context_tokens and known >= context_tokens:
+        raise Failure(
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            f"The answer has {known} tokens already; with its prompt it does not fit the context of {context_tokens}.",
+            metadata={"limitTokens": str(context_tokens), "requestedTokens": str(known + 1)},
+        )
     return Dispatched(
         token=message.attempt,
         session=session,
         replica=message.replica,
         revision=message.revision,
         epoch=message.epoch,
-        input_bytes=generate.ByteSize(),
+        input_bytes=generate.ByteSize() + _ID_BYTES * known,
         max_tokens=generate.max_tokens
         if generate.HasField("max_tokens")
         else min(message.output_tokens_max or context_tokens, context_tokens),
@@ -111,6 +124,8 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         "top_logprobs": generate.top_logprobs if generate.HasField("top_logprobs") else None,
         "credit": min(message.credit_limit, CREDIT_MAX),
     }
+    if message.tenant:
+        request["cache_salt"] = message.tenant
     execution_s = _seconds(message, "execution_timeout")
     if execution_s is not None:
         request["execution_ms"] = max(1, int(execution_s * 1000))
@@ -127,6 +142,10 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         request["prompt_tokens"] = len(tokens)
     else:
         raise Failure(Reason.INVALID_REQUEST, "The dispatch has no input.", field="input")
+    known = message.continuation
+    if known.token_ids:
+        request["continuation"] = {"tokens": len(known.token_ids), "text_bytes": known.text_bytes}
+        tokens = [*tokens, *known.token_ids]
     return request, tokens
 
 

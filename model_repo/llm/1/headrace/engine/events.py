@@ -66,8 +66,8 @@ def finished(
         "usage": {
             "prompt": len(sequence.request.prompt),
             "cached": sequence.cached,
-            "generated": sequence.generated,
-            "emitted": sequence.generated - sequence.withheld,
+            "generated": sequence.generated - sequence.known,
+            "emitted": sequence.generated - sequence.known - sequence.withheld,
             "proposed": 0,
             "reasoning": 0,
         },

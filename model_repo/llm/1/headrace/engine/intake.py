@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.engine.backend import Backend
 from headrace.engine.chat import ChatTemplate
+from headrace.engine.continuation import Known, replay
 from headrace.engine.contract import OPS
 from headrace.engine.operations import Cancel, Enumerate, Grant, OpenStream, Operation, Submit
 from headrace.engine.owner import Sink
@@ -152,6 +153,7 @@ class Intake:
         if len(prompt) + max_tokens > limit:
             sentence = f"The prompt's {len(prompt)} tokens and max_tokens {max_tokens} do not fit"
             raise _too_long("max_tokens", sentence, limit, len(prompt) + max_tokens)
+        known = self._known(request, len(prompt), max_tokens)
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._draw_seed())
@@ -169,6 +171,29 @@ class Intake:
             deadline_ns=_time_ns(request.deadline_ms, received_ns),
             queue_until_ns=_time_ns(request.queue_ms, received_ns),
             execution_ns=_time_ns(request.execution_ms, 0),
+            cache_salt=request.cache_salt,
+            known=known,
+        )
+
+    def _known(self, request: Request, prompt: int, max_tokens: int) -> Known | None:
+        """The continuation, replayed here so that the loop does not stand still for it."""
+        continuation = request.continuation
+        if continuation is None:
+            return None
+        tokens, vocabulary, limit = continuation.tokens, self._facts.vocabulary, self._context_tokens
+        if prompt + len(tokens) > limit:
+            sentence = f"The prompt's {prompt} tokens and the {len(tokens)} that were generated do not fit"
+            raise _too_long("continuation.tokens", sentence, limit, prompt + len(tokens))
+        if len(tokens) > max_tokens:
+            raise invalid("continuation.tokens", f"are {len(tokens)}, more than max_tokens {max_tokens}")
+        if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            raise invalid("continuation.tokens", f"must be ids from 0 to {vocabulary - 1}")
+        return replay(
+            continuation,
+            self._backend.piece,
+            stop_strings=request.stop,
+            stop_token_ids=request.stop_token_ids,
+            end_tokens=() if request.ignore_eos else self._facts.end_tokens,
         )
 
     def _prompt(self, request: Request) -> list[int]:

@@ -26,7 +26,7 @@ class Lanes:
         """A lane with everything known of its tokens in the KV; whether there was room for it."""
         request = sequence.request
         prefix = request.prompt + sequence.ids if sequence.ids else request.prompt
-        match = self._index.match(prefix)
+        match = self._index.match(prefix, request.cache_salt)
         reservation = self.ledger.reserve(sequence.cells, match.lane if match else None)
         if reservation is None:
             return False
@@ -41,7 +41,7 @@ class Lanes:
             else:
                 self._backend.copy_prefix(match.lane, lane, cached)
         self._backend.begin(lane, request.prompt, sequence.ids, request.sampling, request.top_logprobs)
-        self._index.put(lane, prefix, cached)
+        self._index.put(lane, prefix, cached, request.cache_salt)
         sequence.enter(lane, prefix, cached)
         return True
 
@@ -56,7 +56,7 @@ class Lanes:
             self._backend.end(lane)
         if keep and touch_backend and stored >= MATCH_MIN:
             self.ledger.retain(lane, stored)
-            self._index.put(lane, sequence.tokens(), stored)
+            self._index.put(lane, sequence.tokens(), stored, sequence.request.cache_salt)
             return
         self.ledger.release(lane)
         self._index.remove(lane)

@@ -173,6 +173,9 @@ class EngineLoop:
         """Into the queue, and out of it if there is room; those without a slot are bounded, whatever they wait for."""
         sequence = Sequence.of(request, owner, self._accepted, self._run_ahead_tokens)
         self._accepted += 1
+        if _is_complete(sequence):
+            self._conclude_known(sequence, now)
+            return
         is_full = self._slotless > self._max_waiting
         self._sequences[sequence.id] = sequence
         self._queue.put(sequence)
@@ -182,6 +185,15 @@ class EngineLoop:
             is_full = self._slotless > self._max_waiting
         if is_full and sequence.phase is Phase.WAITING:
             self._refuse(sequence, RefusalError(OVERLOADED, "The engine's queue is full."))
+
+    def _conclude_known(self, sequence: Sequence, now: int) -> None:
+        """What a lost engine generated is the whole answer: there is nothing to wait for, and nothing to compute."""
+        known = sequence.request.known
+        assert known is not None
+        self._sequences[sequence.id] = sequence
+        sequence.phase = Phase.DRAINING
+        self._tell_admitted(sequence, now)
+        self._finish(sequence, "length" if known.stop is None else "stop", stop=known.stop)
 
     @property
     def _slotless(self) -> int:
@@ -258,18 +270,27 @@ class EngineLoop:
     def _start(self, sequence: Sequence, now: int) -> None:
         cached = sequence.position
         if not sequence.is_begun:
-            sequence.is_begun = True
-            sequence.admitted_ns, sequence.cached = now, cached
-            self._prompted += len(sequence.prefix)
-            self._cached += cached
+            prompt = len(sequence.request.prompt)
+            sequence.cached = min(cached, prompt)
+            self._prompted += prompt
+            self._cached += sequence.cached
+            self._reprefilled += len(sequence.prefix) - max(cached, prompt)
+            self._tell_admitted(sequence, now)
             self._limits.watch(sequence)
-            sequence.owner.tell(admitted(sequence))
         else:
             self._reprefilled += len(sequence.prefix) - cached
             sequence.owner.tell(resumed(sequence))
         self._running.start(sequence)
         if cached >= sequence.prefill_end:
             self._pause(sequence, now)
+
+    def _tell_admitted(self, sequence: Sequence, now: int) -> None:
+        sequence.is_begun = True
+        sequence.admitted_ns = now
+        sequence.owner.tell(admitted(sequence))
+        known = sequence.request.known
+        if known is not None:
+            hand_out(sequence, Release(text=known.text))
 
     def _make_room(self, head: Sequence, now: int) -> None:
         """Preempts paused sequences if that lets the head of the queue in; otherwise the queue is blocked."""
@@ -334,7 +355,7 @@ class EngineLoop:
             self._queue.reopen()
         self._preempted.discard(sequence.id)
         if not sequence.joiner.is_empty:
-            hand_out(sequence, sequence.joiner.flush())
+            hand_out(sequence, sequence.fresh(sequence.joiner.flush()))
         sequence.freed_ns = sequence.freed_ns or self._clock()
         is_complete = reason in ("stop", "length")
         if sequence.ahead is not None and not is_complete:
@@ -364,3 +385,8 @@ class EngineLoop:
 
     def _is_busy(self, owner: Owner) -> bool:
         return any(sequence.owner is owner for sequence in self._sequences.values())
+
+
+def _is_complete(sequence: Sequence) -> bool:
+    known = sequence.request.known
+    return known is not None and (known.stop is not None or len(known.tokens) >= sequence.max_tokens)

@@ -20,6 +20,7 @@ QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
 ENGINE_FAILED = "ENGINE_FAILED"
 
 SEQ_MAX = 2**63 - 1
+CACHE_SALT_CHARACTERS_MAX = 256
 # Every token walks through every stop string, so both numbers bound the work per token.
 STOP_MAX = 16
 STOP_CHARACTERS_MAX = 256
@@ -86,6 +87,17 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """What another engine generated of the answer before it was lost.
+
+    `text_bytes` of the tokens' text were delivered; what follows them there has still to be told.
+    """
+
+    tokens: tuple[int, ...]
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One REQUEST of the contract. Exactly one of `prompt`, `messages`, `prompt_tokens` is given."""
 
@@ -104,6 +116,8 @@ class Request:
     deadline_ms: int | None = None
     queue_ms: int | None = None
     execution_ms: int | None = None
+    cache_salt: str = ""
+    continuation: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +149,7 @@ def parse_generate(document: Mapping[str, Any], tokens: Sequence[int]) -> list[R
             raise invalid(where, "must be an object")
         seq = _integer(item.get("seq"), f"{where}.seq", 0, SEQ_MAX)
         count = _integer(item.get("prompt_tokens") or 0, f"{where}.prompt_tokens", 0, len(tokens) - taken)
+        count += _continued(item, f"{where}.continuation", len(tokens) - taken - count)
         own = tokens[taken : taken + count]
         taken += count
         try:
@@ -154,11 +169,12 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         raise invalid("prompt", "or messages or prompt_tokens must be given, exactly one of them")
     top = item.get("top_logprobs")
     limit, cap = item.get("max_tokens"), item.get("max_tokens_cap")
+    own = len(tokens) - _continued(item, "continuation", len(tokens))
     return Request(
         seq=_integer(item.get("seq"), "seq", 0, SEQ_MAX),
         prompt=_text(item["prompt"], "prompt") if "prompt" in given else None,
         messages=_messages(item["messages"]) if "messages" in given else None,
-        prompt_tokens=tuple(tokens) if "prompt_tokens" in given else None,
+        prompt_tokens=tuple(tokens[:own]) if "prompt_tokens" in given else None,
         max_tokens=None if limit is None else _integer(limit, "max_tokens", 1, TOKENS_MAX),
         max_tokens_cap=None if cap is None else _integer(cap, "max_tokens_cap", 1, TOKENS_MAX),
         sampling=_sampling(item.get("sampling")),
@@ -170,6 +186,8 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         deadline_ms=_milliseconds(item, "deadline_ms"),
         queue_ms=_milliseconds(item, "queue_ms"),
         execution_ms=_milliseconds(item, "execution_ms"),
+        cache_salt=_salt(item.get("cache_salt")),
+        continuation=_continuation(item.get("continuation"), tokens[own:]),
     )
 
 
@@ -225,6 +243,31 @@ def _number(value: object, field: str, low: float, high: float) -> float:
     if not (low <= value <= high and math.isfinite(value)):
         raise invalid(field, f"must be between {low:g} and {high:g}")
     return float(value)
+
+
+def _continued(item: Mapping[str, Any], where: str, left: int) -> int:
+    """How many of `left` ids a REQUEST claims for its continuation."""
+    value = item.get("continuation")
+    if value is None:
+        return 0
+    if not isinstance(value, dict):
+        raise invalid(where, "must be an object with tokens and text_bytes")
+    return _integer(value.get("tokens"), f"{where}.tokens", 1, left)
+
+
+def _continuation(value: object, tokens: Sequence[int]) -> Continuation | None:
+    """`tokens` are its own; `_continued` has looked at it before."""
+    if not isinstance(value, dict):
+        return None
+    _no_unknown(value, frozenset({"tokens", "text_bytes"}), "continuation.")
+    return Continuation(tuple(tokens), _integer(value.get("text_bytes"), "continuation.text_bytes", 0, SEQ_MAX))
+
+
+def _salt(value: object) -> str:
+    salt = "" if value is None else _text(value, "cache_salt")
+    if len(salt) > CACHE_SALT_CHARACTERS_MAX:
+        raise invalid("cache_salt", f"must have at most {CACHE_SALT_CHARACTERS_MAX} characters")
+    return salt
 
 
 def _flag(value: object, field: str) -> bool:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.engine.backend import Prefill
+from headrace.engine.continuation import Delivered, Known
 from headrace.engine.request import Sampling
 from headrace.engine.run_ahead import RunAhead
-from headrace.engine.text import TextJoiner
+from headrace.engine.text import Release, TextJoiner
 
 if TYPE_CHECKING:
     from headrace.engine.owner import Owner
@@ -46,7 +47,8 @@ LANE_PHASES = frozenset({Phase.PREFILLING, Phase.DECODING, Phase.PAUSED})
 class Prepared:
     """A request that passed every check. Times are CLOCK_MONOTONIC ns; 0 is none.
 
-    `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on.
+    `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on. KV is reused
+    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer.
     """
 
     seq: int
@@ -62,6 +64,8 @@ class Prepared:
     deadline_ns: int
     queue_until_ns: int = 0
     execution_ns: int = 0
+    cache_salt: str = ""
+    known: Known | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +74,7 @@ class Sequence:
 
     `prefix` is what has to be prefilled, the prompt and after a preemption the answer so far, too; `position` counts
     its tokens in the KV, `base` is how much of the answer it holds. `order` is the place in the order of acceptance.
+    `ids` and `generated` count from the first token of the answer, those of a lost engine included.
     """
 
     request: Prepared
@@ -92,6 +97,7 @@ class Sequence:
     cached: int = 0
     generated: int = 0
     withheld: int = 0
+    delivered: Delivered = field(default_factory=Delivered)
     is_fast: bool = False
     ids: list[int] = field(default_factory=list)
     admitted_ns: int = 0
@@ -104,8 +110,12 @@ class Sequence:
     def of(cls, request: Prepared, owner: Owner, order: int = 0, run_ahead: int = 0) -> Sequence:
         """A waiting sequence for `request`; `run_ahead` is how far it runs beyond its credit, 0: it pauses."""
         plain = not request.stop and not request.stop_token_ids and request.top_logprobs is None
-        joiner = TextJoiner(request.stop)
+        known = request.known
+        joiner = TextJoiner(request.stop) if known is None else known.joiner
         sequence = cls(request, owner, request.seq, request.max_tokens, 0, joiner, plain, order)
+        if known is not None:
+            sequence.ids, sequence.generated = list(known.tokens), len(known.tokens)
+            sequence.delivered = known.delivered
         if run_ahead:
             sequence.ahead = RunAhead(run_ahead)
         sequence.grant(request.credit)
@@ -123,6 +133,10 @@ class Sequence:
         has_credit = self.ahead is None or self.generated < self.limit
         self.is_fast = self.is_plain and self.joiner.is_empty and has_credit
 
+    def fresh(self, release: Release) -> Release:
+        """What of a release was not told by the engine that was lost."""
+        return self.delivered.strip(release) if self.delivered else release
+
     def enter(self, lane: int, prefix: list[int], cached: int) -> None:
         """It has a lane, whose KV holds the first `cached` tokens of `prefix`."""
         self.lane, self.prefix, self.position, self.base = lane, prefix, cached, self.generated
@@ -134,8 +148,13 @@ class Sequence:
 
     @property
     def emitted(self) -> int:
-        """Ids handed out."""
+        """Ids handed out; of a lost engine's, those that are not held back here."""
         return self.generated - self.withheld - self.joiner.held - self.buffered
+
+    @property
+    def known(self) -> int:
+        """Tokens of the answer that a lost engine generated."""
+        return len(self.request.known.tokens) if self.request.known is not None else 0
 
     @property
     def has_lane(self) -> bool:

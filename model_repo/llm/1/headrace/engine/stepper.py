@@ -14,7 +14,7 @@ from headrace.engine.lanes import Lanes
 from headrace.engine.pieces import PieceTable
 from headrace.engine.running import Running
 from headrace.engine.sequence import Sequence
-from headrace.engine.text import Release
+from headrace.engine.text import Release, ending_token
 
 
 class Stepper:
@@ -102,16 +102,13 @@ class Stepper:
         request = sequence.request
         sequence.generated += 1
         sequence.ids.append(token)
-        stop: dict[str, Any] | None = None
-        if token in request.stop_token_ids:
-            stop = {"kind": "token", "value": token}
-        elif token in self._backend.facts.end_tokens and not request.ignore_eos:
-            stop = {"kind": "eos", "value": token}
+        end_tokens = () if request.ignore_eos else self._backend.facts.end_tokens
+        stop = ending_token(token, request.stop_token_ids, end_tokens)
         if stop is not None:
             sequence.withheld += 1
             self._end(sequence, stop)
             return True
-        release = sequence.joiner.push(token, self._backend.piece(token), detail)
+        release = sequence.fresh(sequence.joiner.push(token, self._backend.piece(token), detail))
         sequence.withheld += release.dropped
         hand_out(sequence, release)
         if release.stop is not None:
@@ -122,8 +119,11 @@ class Stepper:
 
 
 def hand_out(sequence: Sequence, release: Release) -> None:
-    """What may be shown goes out, as far as there is credit for it where the engine runs ahead."""
-    if sequence.ahead is not None:
+    """What may be shown goes out, as far as there is credit for it where the engine runs ahead.
+
+    Text without an id is of tokens that a lost engine handed out: it needs no credit, and nothing is before it.
+    """
+    if sequence.ahead is not None and (release.ids or not release.text):
         sequence.ahead.push(release)
         release = sequence.ahead.take(sequence.limit - sequence.emitted)
     has_logprobs = sequence.request.top_logprobs is not None

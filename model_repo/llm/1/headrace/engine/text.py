@@ -7,7 +7,7 @@ begin a stop string, the tokens concerned are held back together with it.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,13 @@ class _StopMatcher:
                     return index + 1
         self.matched = matched
         return None
+
+
+def ending_token(token: int, stop_token_ids: Collection[int], end_tokens: Collection[int]) -> dict[str, Any] | None:
+    """The `stop` of the contract that a token is by itself; None: it is one of the answer."""
+    if token in stop_token_ids:
+        return {"kind": "token", "value": token}
+    return {"kind": "eos", "value": token} if token in end_tokens else None
 
 
 class TextJoiner:
