@@ -127,6 +127,18 @@ def test_limits_that_change_count_from_then_on() -> None:
     assert refused(quotas, replace(tenant, concurrency=1, tokens_per_minute=0), now=1.0)
 
 
+def test_a_share_that_changes_while_tokens_are_out_changes_how_much_there_can_be() -> None:
+    quotas, tenant = Quotas(), replace(ACME, tokens_per_minute=600)
+    quotas.cancel(quotas.admit(tenant, 1, 1, 0.0), 0.0)
+    assert quotas.tokens_left("tenants/acme") == 600
+    quotas.cancel(quotas.admit(tenant, 1, 10, 0.0), 0.0)
+    assert quotas.tokens_left("tenants/acme") == 60, "more Routers share it now"
+    quotas.cancel(quotas.admit(tenant, 1, 1, 27.0), 27.0)
+    assert quotas.tokens_left("tenants/acme") == 60, "what had flowed in before was by the old rate"
+    quotas.cancel(quotas.admit(tenant, 1, 1, 54.0), 54.0)
+    assert quotas.tokens_left("tenants/acme") == pytest.approx(60 + 270)
+
+
 def test_tenants_without_limits_are_counted_and_forgotten() -> None:
     quotas, tenant = Quotas(), unlimited("tenants/anonymous")
     charges = [quotas.admit(tenant, 10**9, 1, 0.0) for _ in range(50)]

@@ -175,3 +175,22 @@ def test_a_bug_shows_an_id_and_nothing_else(capsys: pytest.CaptureFixture[str]) 
     assert failure.metadata["errorId"] in failure.message
     assert "the prompt" not in failure.message
     assert failure.metadata["errorId"] in capsys.readouterr().out
+
+
+def test_a_quota_that_is_used_up_says_whose_and_when_it_passes() -> None:
+    metadata = {"tenant": "tenants/acme", "quota": "requestsPerMinute", "limit": "60"}
+    failure = Failure(Reason.QUOTA_EXCEEDED, "tenants/acme has used it.", metadata=metadata, retry_after_s=0.75)
+    wire = status.to_status(failure)
+    assert [d.TypeName() for d in wire.details] == [
+        "google.rpc.ErrorInfo",
+        "google.rpc.QuotaFailure",
+        "google.rpc.RetryInfo",
+    ]
+    quota, retry = error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
+    wire.details[1].Unpack(quota)
+    wire.details[2].Unpack(retry)
+    assert [(v.subject, v.description) for v in quota.violations] == [("tenants/acme", "tenants/acme has used it.")]
+    assert retry.retry_delay.ToMilliseconds() == 750
+    back = status.from_rpc_error(sent(failure))
+    assert back is not None
+    assert (back.reason, back.metadata, back.retry_after_s) == (Reason.QUOTA_EXCEEDED, metadata, 0.75)

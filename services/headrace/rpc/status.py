@@ -1,7 +1,7 @@
 """Failures to and from gRPC statuses: the only place that knows both.
 
-Every status carries google.rpc.ErrorInfo; BadRequest, RetryInfo and ResourceInfo where they apply, and the trailer
-`grpc-retry-pushback-ms`, which gRPC's own retry machinery reads.
+Every status carries google.rpc.ErrorInfo; BadRequest, QuotaFailure, RetryInfo and ResourceInfo where they apply, and
+the trailer `grpc-retry-pushback-ms`, which gRPC's own retry machinery reads.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ def to_status(failure: Failure) -> status_pb2.Status:
         violations = (Violation(failure.field, failure.message),)
     if violations:
         details.append(_bad_request(violations))
+    if failure.reason is Reason.QUOTA_EXCEEDED and "tenant" in metadata:
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=metadata["tenant"], description=_cut(failure.message, MESSAGE_CHARACTERS_MAX)
+        )
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
     if failure.retry_after_s is not None and failure.retry_after_s >= 0:
         details.append(error_details_pb2.RetryInfo(retry_delay=_duration(failure.retry_after_s)))
     if failure.reason in (Reason.MODEL_NOT_FOUND, Reason.NOT_FOUND) and "resourceName" in metadata:
