@@ -118,6 +118,14 @@ def test_where_one_fails_the_other_goes_on_and_nothing_is_retried() -> None:
     assert two.read(3.0) is Step.WAIT
     assert two.machine.record.attempt == RIVAL
     assert two.machine.unstopped == 0
+    assert two.steps == [Step.ACCEPTED]
+    waiting = Two()
+    waiting.end(FIRST, LOST)
+    waiting.read(3.0)
+    assert waiting.steps == [], "the rival has not begun"
+    waiting.admit(RIVAL)
+    waiting.read(3.0)
+    assert waiting.steps == [Step.ACCEPTED]
     rival_fails = Two()
     rival_fails.end(RIVAL, LOST)
     assert rival_fails.read(3.0) is Step.WAIT
