@@ -31,9 +31,14 @@ def replica(name: str, state: ReplicaState = ReplicaState.READY, zone: str = "")
 
 
 def admission(
-    *replicas: Replica, requests_max: int = 10_000, bytes_max: int = 10**9, random: float = 0.5, now: float = 0.0
+    *replicas: Replica,
+    requests_max: int = 10_000,
+    bytes_max: int = 10**9,
+    tokens_max: int = 0,
+    random: float = 0.5,
+    now: float = 0.0,
 ) -> RouterAdmission:
-    made = RouterAdmission(requests_max=requests_max, bytes_max=bytes_max, random=lambda: random)
+    made = RouterAdmission(requests_max=requests_max, bytes_max=bytes_max, tokens_max=tokens_max, random=lambda: random)
     apply(made, *(replicas or (replica("a"),)), now=now)
     return made
 
@@ -75,11 +80,22 @@ def refusal(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> Failure:
         ({"requests_max": 1}, demand(Priority.SHEDDABLE), "requests", 1),
         ({"bytes_max": 1000}, demand(size=100), "bytes", 9),
         ({"bytes_max": 1000}, demand(size=5000), "bytes", 1),
+        ({"tokens_max": 100}, demand(tokens=30), "tokens", 3),
         ({}, demand(), "requests", -int(-HOLDS * 0.9 // 1)),
         ({}, demand(tokens=128), "tokens", int(HOLDS * 64 * 0.9 // 128)),
         ({}, demand(tokens=10**6), "tokens", 1),
     ],
-    ids=["all", "all, critical", "one at least", "bytes", "one large", "replicas hold", "tokens", "one huge"],
+    ids=[
+        "all",
+        "all, critical",
+        "one at least",
+        "bytes",
+        "one large",
+        "tokens of all",
+        "replicas hold",
+        "tokens",
+        "one huge",
+    ],
 )
 def test_each_bound_refuses_with_its_name_limit_and_what_is_held(
     bounds: dict[str, int], wanted: Demand, bound: str, count: int

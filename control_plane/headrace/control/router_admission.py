@@ -2,6 +2,7 @@
 
     bound      of                     limit
     requests   the whole Router       `requests_max`
+    tokens     the whole Router       `tokens_max`, where one is set
     bytes      the whole Router       `bytes_max`: input of what runs, and events kept for readers
     requests   the revision           what its usable replicas can hold (headrace.control.router_capacity)
     tokens     the revision           the same, prompt and output as estimated
@@ -92,13 +93,16 @@ class RouterAdmission:
     Args:
         requests_max: requests at a time, whatever the replicas could hold.
         bytes_max: bytes of input and of events kept for readers.
+        tokens_max: tokens of prompt and output that they may reserve; 0: what the replicas can hold.
         random: 0 <= random() < 1, for the spread of retries.
     """
 
-    def __init__(self, *, requests_max: int, bytes_max: int, random: Callable[[], float]) -> None:
+    def __init__(self, *, requests_max: int, bytes_max: int, random: Callable[[], float], tokens_max: int = 0) -> None:
         self.requests_max = requests_max
         self.bytes_max = bytes_max
+        self.tokens_max = tokens_max
         self.requests = 0
+        self.tokens = 0
         self.input_bytes = 0
         self.buffered_bytes = 0
         """Events kept for readers of requests that run; set by who knows, now and then."""
@@ -170,6 +174,8 @@ class RouterAdmission:
         """
         share = SHARES[demand.priority]
         self._check("requests", demand, self.requests, 1, self.requests_max * share)
+        if self.tokens_max:
+            self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share)
         held = self.input_bytes + self.buffered_bytes
         self._check("bytes", demand, held, demand.size, self.bytes_max * share)
         state = self._revisions.setdefault(demand.revision, _Revision())
@@ -179,6 +185,7 @@ class RouterAdmission:
             self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, state)
             self._check_replicas(demand, state, now)
         self.requests += 1
+        self.tokens += demand.tokens
         self.input_bytes += demand.size
         state.requests += 1
         state.tokens += demand.tokens
@@ -188,18 +195,23 @@ class RouterAdmission:
         state = self._revisions[demand.revision]
         assert state.requests > 0, "released twice"
         self.requests -= 1
+        self.tokens -= demand.tokens
         self.input_bytes -= demand.size
         state.requests -= 1
         state.tokens -= demand.tokens
 
     def held(self) -> tuple[int, int]:
         """Requests and tokens of all revisions."""
-        return self.requests, sum(state.tokens for state in self._revisions.values())
+        return self.requests, self.tokens
 
     def allowed(self, now: float) -> tuple[float, float]:
         """Requests and tokens that the replicas of all revisions can hold."""
         found = [state.capacity.allowed(now) for state in self._revisions.values()]
         return sum(f.requests for f in found), sum(f.tokens for f in found)
+
+    def retry_s(self, wait_s: float = RETRY_S) -> float:
+        """When to come back after a refusal, where the wait is `wait_s`: bounded and spread."""
+        return min(max(wait_s, RETRY_MIN_S), RETRY_MAX_S) * (0.75 + 0.5 * self._random())
 
     @property
     def shocks(self) -> int:
@@ -229,7 +241,6 @@ class RouterAdmission:
 
     def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int) -> Failure:
         self.refused[bound] += 1
-        retry_s = min(max(wait_s, RETRY_MIN_S), RETRY_MAX_S) * (0.75 + 0.5 * self._random())
         return Failure(
             Reason.OVERLOADED,
             _WORDS[bound],
@@ -241,7 +252,7 @@ class RouterAdmission:
                 "priority": demand.priority.name,
                 "revision": demand.revision,
             },
-            retry_after_s=retry_s,
+            retry_after_s=self.retry_s(wait_s),
         )
 
 

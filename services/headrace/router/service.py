@@ -11,6 +11,8 @@ from typing import Any
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.request import CONFIRM_S
+from headrace.router.admission import Admission
+from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Planner
@@ -40,6 +42,8 @@ class InferenceService:
 
     def __init__(self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics) -> None:
         self.sessions = Sessions(settings, Planner(settings, routes), self._on_over)
+        self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
+        self.sessions.admission = self.admission
         self.draining = False
         self._settings = settings
         self._planner = Planner(settings, routes)
@@ -97,6 +101,7 @@ class InferenceService:
     def tend(self) -> None:
         """Look at the time for all requests, and set the gauges; a few times a second."""
         self.sessions.sweep()
+        self.admission.tend(self.sessions)
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
@@ -137,13 +142,7 @@ class InferenceService:
     def _refuse_more(self) -> None:
         if self.draining:
             raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.")
-        active, limit = len(self.sessions) + self._opening, self._settings.requests_max
-        if active >= limit:
-            raise Failure(
-                Reason.OVERLOADED,
-                f"This Router runs {active} requests, its limit; try again shortly.",
-                metadata={"limitRequests": str(limit)},
-            )
+        self.admission.refuse_early(len(self.sessions), self._opening)
 
     def _remaining_s(self, context: Context) -> float:
         remaining_s = context.time_remaining()

@@ -21,6 +21,7 @@ from headrace.control.lifecycle import Phase
 from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
+from headrace.router.admission import Admission
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
 from headrace.router.session import Session
@@ -64,6 +65,8 @@ class Sessions:
         self.resources = ResourceLedger()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.admission: Admission | None = None
+        """Decides whether a request is taken in; None: all are."""
         self._settings = settings
         self._planner = planner
         self._tell_over = on_over
@@ -93,13 +96,17 @@ class Sessions:
         """A new request, with its first attempt dispatched; `name`: the one it has already, "" draws one.
 
         Raises:
-            Failure: nobody can take it.
+            Failure: nobody can take it, or there is no room for it.
         """
+        demand = self.admission.take(plan) if self.admission is not None else None
         session = Session(plan, tenant, self, self.resources, name)
+        if self.admission is not None and demand is not None:
+            self.admission.keep(session.name, demand)
         try:
             session.start()
         except Failure:
             session.close()
+            self._free(session)
             raise
         self._running[session.name] = session
         self.idle.clear()
@@ -199,7 +206,12 @@ class Sessions:
 
     def on_over(self, session: Session) -> None:
         """See Owner."""
+        self._free(session)
         self._tell_over(session)
+
+    def _free(self, session: Session) -> None:
+        if self.admission is not None:
+            self.admission.release(session.name)
 
     def _forget_oldest_kept(self) -> None:
         _, kept = self._kept.popitem(last=False)

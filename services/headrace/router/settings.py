@@ -62,3 +62,23 @@ class RouterSettings(EtcdSettings):
         description="New requests while the snapshot is past its hard age, when a revocation may have been missed.",
     )
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)
+    admin_listen: str = Field(
+        "127.0.0.1:0", description="host:port for operators and other Routers, never for clients; port 0 takes any."
+    )
+    idempotency_ttl_s: float = Field(
+        86400.0, description="How long an idempotency key is remembered from its first use, seconds.", ge=1
+    )
+    followers_max: int = Field(
+        1024, description="Calls that may follow another call's request by its idempotency key; more are refused.", ge=1
+    )
+    tokens_max: int = Field(
+        0,
+        description="Tokens, prompt and output as estimated, that running requests may reserve; 0: what the ready"
+        " replicas and their queues can hold.",
+        ge=0,
+    )
+    held_bytes_max: int = Field(
+        512 * 1024 * 1024,
+        description="Bytes of input, and of events kept for readers, that running requests may hold.",
+        ge=1024 * 1024,
+    )

@@ -1,0 +1,161 @@
+"""The Router's admission: the shell around `headrace.control.router_admission`, which decides.
+
+It reads what replicas there are from the routes, and how busy they are from the reports of load; it estimates what a
+request takes, and remembers it until the request is over.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from headrace.control.attempt_book import waiting_max
+from headrace.control.errors import Failure, Reason
+from headrace.control.priority import Priority
+from headrace.control.router_admission import Demand, RouterAdmission
+from headrace.router.admission_metrics import AdmissionMetrics
+from headrace.router.plan import Plan
+from headrace.router.routes import Routes
+from headrace.router.session import Session
+from headrace.router.settings import RouterSettings
+
+BYTES_PER_TOKEN = 4
+"""Of a text prompt; what it has in truth is known once an engine has cut it."""
+ROUTERS_S = 5.0
+"""How often the number of Routers is taken over: the most that any Scheduler has told in this time."""
+
+
+class Admission:
+    """Of one Router. `tend` it a few times a second."""
+
+    def __init__(self, settings: RouterSettings, routes: Routes, metrics: AdmissionMetrics) -> None:
+        self.core = RouterAdmission(
+            requests_max=settings.requests_max,
+            tokens_max=settings.tokens_max,
+            bytes_max=settings.held_bytes_max,
+            random=random.random,
+        )
+        self._routes = routes
+        self._metrics = metrics
+        self._demands: dict[str, Demand] = {}
+        """By request."""
+        self._applied: tuple[Any, ...] = ()
+        self._routers = 1
+        self._routers_told = 1
+        self._routers_at = 0.0
+        routes.load_listeners.append(self.on_load)
+
+    def take(self, plan: Plan) -> Demand:
+        """Take a request in, or refuse it.
+
+        Raises:
+            Failure: OVERLOADED.
+        """
+        demand = demand_of(plan)
+        try:
+            self.core.admit(demand, time.monotonic())
+        except Failure as failure:
+            self._metrics.refused(failure.metadata.get("bound", ""), demand.priority)
+            raise
+        return demand
+
+    def keep(self, request: str, demand: Demand) -> None:
+        """Remember what a request has taken."""
+        self._demands[request] = demand
+
+    def release(self, request: str) -> None:
+        """A request is over: nothing of it is held in an engine. Again: nothing happens."""
+        demand = self._demands.pop(request, None)
+        if demand is not None:
+            self.core.release(demand)
+
+    def refuse_early(self, running: int, opening: int) -> None:
+        """Refuse a call before anything of it is read, where as many run as ever may.
+
+        Args:
+            running: requests that run or are read.
+            opening: calls that have not said yet what they want.
+
+        Raises:
+            Failure: OVERLOADED.
+        """
+        if running + opening >= self.core.requests_max:
+            self._metrics.refused("requests", Priority.CRITICAL)
+            raise Failure(
+                Reason.OVERLOADED,
+                f"This Router runs {running + opening} requests, its limit; try again shortly.",
+                metadata={
+                    "stage": "router",
+                    "bound": "requests",
+                    "limit": str(self.core.requests_max),
+                    "current": str(running + opening),
+                },
+                retry_after_s=self.core.retry_s(),
+            )
+
+    def on_load(self, report: scheduler_pb2.LoadReport) -> None:
+        """A Scheduler tells how busy its workers are."""
+        now = time.monotonic()
+        self._routers_told = max(self._routers_told, report.routers)
+        for load in report.replicas:
+            self.core.report(
+                load.replica,
+                admits_from=load.admits_from,
+                is_full=load.slots > 0 and load.waiting >= waiting_max(load.slots),
+                queue_wait_s=load.queue_wait.ToMicroseconds() / 1e6 if load.HasField("queue_wait") else None,
+                now=now,
+            )
+
+    def tend(self, sessions: Iterable[Session]) -> None:
+        """Look at what changed: replicas, links, Routers, bytes that are held for readers."""
+        now = time.monotonic()
+        if now - self._routers_at >= ROUTERS_S:
+            self._routers, self._routers_told, self._routers_at = self._routers_told, 1, now
+        self.refresh(now)
+        self.core.buffered_bytes = sum(session.log.size for session in sessions if session.log is not None)
+        self._metrics.take(self.core, now)
+
+    def refresh(self, now: float) -> None:
+        """Take over which replicas can be used, if that has changed."""
+        routes = self._routes
+        snapshot = routes.snapshot
+        if snapshot is None:
+            return
+        up = frozenset(link.endpoint for link in routes.links if link.is_up)
+        seen = (id(snapshot), snapshot.version, up, self._routers)
+        if seen == self._applied:
+            return
+        self._applied = seen
+        self.core.apply(
+            snapshot.revisions,
+            snapshot.replicas_of,
+            is_usable=lambda replica: replica.endpoint in up and not snapshot.is_revoked(replica.name),
+            routers=self._routers,
+            now=now,
+        )
+
+
+def demand_of(plan: Plan) -> Demand:
+    """What a request takes, as estimated: never more tokens than its revision's context holds."""
+    generate = plan.generate
+    size = generate.ByteSize()
+    prompt = len(generate.tokens.ids) or size // BYTES_PER_TOKEN
+    output = generate.max_tokens if generate.HasField("max_tokens") else plan.output_tokens_max
+    return Demand(
+        revision=plan.revision.name,
+        priority=priority_of(generate),
+        tokens=min(prompt + output, plan.revision.execution.context_tokens),
+        size=size,
+    )
+
+
+def priority_of(generate: pb.GenerateRequest) -> Priority:
+    """The priority in force."""
+    return Priority(generate.priority) if generate.priority in _PRIORITIES else Priority.STANDARD
+
+
+_PRIORITIES = frozenset(int(priority) for priority in Priority)
