@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
@@ -27,6 +28,8 @@ class Routes:
         """Whether the snapshot is past its hard age now; set by who follows it."""
         self.load_listeners: list[Callable[[scheduler_pb2.LoadReport], None]] = []
         """Told of each report of load that any Scheduler sends."""
+        self.fleet_listeners: list[Callable[[str, scheduler_pb2.LoadReport], None]] = []
+        """The same, with the endpoint of the Scheduler: for what is counted over all of them."""
         self._router = router
         self._incarnation = incarnation
         self._links: dict[str, SchedulerLink] = {}
@@ -39,7 +42,8 @@ class Routes:
         self.stand_ins.apply(snapshot)
         wanted = {replica.endpoint for replica in snapshot.replicas}
         for endpoint in wanted - self._links.keys():
-            link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation, on_load=self._take_load)
+            on_load = functools.partial(self._take_load, endpoint)
+            link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation, on_load=on_load)
             self._links[endpoint] = link
             link.open()
         for endpoint in self._links.keys() - wanted:
@@ -52,9 +56,11 @@ class Routes:
             aliases=len(snapshot.aliases),
         )
 
-    def _take_load(self, report: scheduler_pb2.LoadReport) -> None:
+    def _take_load(self, endpoint: str, report: scheduler_pb2.LoadReport) -> None:
         for listener in self.load_listeners:
             listener(report)
+        for told in self.fleet_listeners:
+            told(endpoint, report)
 
     def link(self, endpoint: str) -> SchedulerLink:
         """The link to a Scheduler that `is_reachable`."""
