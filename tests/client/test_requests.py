@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.client.request import build_request
 from headrace.control.errors import Failure, Reason
 from headrace.rpc.status import to_proto
 from support.scripted import Play
@@ -99,3 +100,65 @@ async def test_a_request_that_a_dead_router_may_have_is_not_called_unknown(serve
                 await ask.wait(client.get_request, NAME)
         with pytest.raises(sdk.InvalidRequest):
             await ask.wait(client.get_request, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"priority": "batch"}, {"priority": pb.PRIORITY_BATCH}),
+        ({"priority": sdk.Priority.CRITICAL}, {"priority": pb.PRIORITY_CRITICAL}),
+        ({"recovery": "continue"}, {"recovery": pb.RECOVERY_CONTINUE}),
+        ({"recovery": "interrupt"}, {"recovery": pb.RECOVERY_INTERRUPT}),
+        ({"idempotency_key": "k-1", "affinity_key": "s"}, {"idempotency_key": "k-1", "affinity_key": "s"}),
+        ({"priority": None, "recovery": None, "idempotency_key": None, "affinity_key": None}, {}),
+    ],
+)
+def test_options_of_a_request_under_load(options: Any, expected: dict[str, Any]) -> None:
+    assert build_request("chat", "hi", options) == pb.GenerateRequest(model="chat", prompt="hi", **expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "text"),
+    [
+        ({"priority": "urgent"}, "priority", "must be sheddable, batch, standard or critical"),
+        ({"priority": 2}, "priority", "must be sheddable, batch, standard or critical"),
+        ({"recovery": "retry"}, "recovery", "must be interrupt or continue"),
+        ({"on_disconnect": "resume"}, "on_disconnect", "must be cancel or continue"),
+        ({"idempotency_key": 7}, "idempotency_key", "has the wrong type"),
+        ({"affinity_key": 7}, "affinity_key", "has the wrong type"),
+    ],
+)
+def test_options_that_cannot_be_sent(options: Any, field: str, text: str) -> None:
+    with pytest.raises(sdk.InvalidRequest) as caught:
+        build_request("chat", "hi", options)
+    assert [(v.field, v.description) for v in caught.value.violations] == [(field, text)]
+
+
+async def test_what_events_tell_of_priorities_attempts_and_continuations(serve: Any, ask: Any) -> None:
+    async def continued(play: Play) -> None:
+        await play.accept(effective_priority=pb.PRIORITY_BATCH)
+        await play.delta("a", 1)
+        notice = pb.Notice(kind=pb.Notice.KIND_CONTINUED, message="Another.", attempt=2)
+        notice.exactness = pb.Notice.EXACTNESS_APPROXIMATE
+        await play.send(notice=notice)
+        first = pb.AttemptRecord(
+            attempt=1, replica="replicas/a", cause=pb.AttemptRecord.CAUSE_FIRST,
+            finish_reason=pb.FINISH_REASON_INTERRUPTED, usage=pb.Usage(generated_tokens=1), delivered=True,
+        )  # fmt: skip
+        await play.finish(attempt_records=[first, pb.AttemptRecord(attempt=2, cause=99)])
+
+    heard = await ask((await serve(continued)).target, recovery="continue")
+    assert heard.error is None
+    accepted, _, notice, terminal = heard.events
+    assert accepted.effective_priority is sdk.Priority.BATCH
+    assert (notice.kind, notice.exactness, notice.attempt) == (
+        sdk.NoticeKind.CONTINUED,
+        sdk.Exactness.APPROXIMATE,
+        2,
+    )
+    assert terminal.attempt_records == (
+        sdk.AttemptRecord(
+            1, "replicas/a", sdk.AttemptCause.FIRST, sdk.FinishReason.INTERRUPTED, sdk.Usage(generated_tokens=1), True
+        ),
+        sdk.AttemptRecord(2, "", sdk.AttemptCause.UNKNOWN, None, sdk.Usage(), False),
+    )

@@ -10,12 +10,15 @@ from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.client.errors import Facts, InvalidRequest
 from headrace.control.errors import Violation
+from headrace.control.priority import Priority
 from headrace.control.resources import Effort, Sampling
 
 RoleName = Literal["system", "user", "assistant"]
 EffortName = Literal["none", "low", "medium", "high"]
 NamedRequest = TypeVar("NamedRequest", pb.GetRequestRequest, pb.CancelRequestRequest)
 OnDisconnectName = Literal["cancel", "continue"]
+PriorityName = Literal["sheddable", "batch", "standard", "critical"]
+RecoveryName = Literal["interrupt", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class GenerateOptions(TypedDict, total=False):
     on_disconnect: OnDisconnectName | None
     """What becomes of the request when its call ends early. "continue": it runs on, and a stream whose connection is
     lost is resumed by itself; leave it with `detach()`, or end it as any other. Default: "cancel"."""
+    priority: Priority | PriorityName | None
+    """How much others may be served before it under load. Default: the tenant's."""
+    idempotency_key: str | None
+    """Unique for this request. Sent again with the same key and content it is never run twice: the call gets what the
+    first one gets, or got. Like on_disconnect="continue" the request runs on when its call breaks off."""
+    recovery: RecoveryName | None
+    """What becomes of it when its worker is lost after output. "continue": another one goes on behind it, and a notice
+    says so. Default: "interrupt"."""
+    affinity_key: str | None
+    """Requests with the same value like to run where the others ran."""
     window_tokens: int | None
     """Tokens that may be generated ahead of what was read."""
     interactive: bool | None
@@ -58,11 +71,16 @@ class GenerateOptions(TypedDict, total=False):
     """Seconds from the first read to the end; default: the client's."""
 
 
-_PLAIN = frozenset({"max_tokens", "top_logprobs", "window_tokens"})
+_PLAIN = frozenset({"max_tokens", "top_logprobs", "window_tokens", "idempotency_key", "affinity_key"})
 _SAMPLING = frozenset(Sampling.__slots__)
 _ROLES: Mapping[str, Any] = {name.removeprefix("ROLE_").lower(): number for name, number in pb.Role.items() if number}
-_ON_DISCONNECT: Mapping[str, Any] = {
-    name.removeprefix("ON_DISCONNECT_").lower(): number for name, number in pb.OnDisconnect.items() if number
+_CHOICES: Mapping[str, Mapping[str, Any]] = {
+    field: {name.removeprefix(prefix).lower(): number for name, number in values.items() if number}
+    for field, prefix, values in (
+        ("on_disconnect", "ON_DISCONNECT_", pb.OnDisconnect),
+        ("priority", "PRIORITY_", pb.Priority),
+        ("recovery", "RECOVERY_", pb.Recovery),
+    )
 }
 _OPTIONS = frozenset(GenerateOptions.__annotations__)
 
@@ -125,8 +143,8 @@ def build_request(model: str, prompt: str | None, options: GenerateOptions) -> p
         request.stop.ignore_eos = True
     if "reasoning_effort" in given:
         request.reasoning_effort = _effort(given["reasoning_effort"])
-    if "on_disconnect" in given:
-        request.on_disconnect = _on_disconnect(given["on_disconnect"])
+    for name in given.keys() & _CHOICES.keys():
+        setattr(request, name, _choice(name, given[name]))
     return request
 
 
@@ -166,10 +184,13 @@ def _effort(effort: Effort | str) -> Any:
         raise _wrong("reasoning_effort", "must be none, low, medium or high") from None
 
 
-def _on_disconnect(policy: object) -> Any:
-    number = _ON_DISCONNECT.get(policy) if isinstance(policy, str) else None
+def _choice(field: str, value: object) -> Any:
+    names = _CHOICES[field]
+    name = value.name.lower() if isinstance(value, Priority) else value
+    number = names.get(name) if isinstance(name, str) else None
     if number is None:
-        raise _wrong("on_disconnect", "must be cancel or continue")
+        *others, last = names
+        raise _wrong(field, f"must be {', '.join(others)} or {last}")
     return number
 
 

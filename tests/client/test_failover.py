@@ -1,0 +1,155 @@
+"""Several Routers: a lost one is failed over once, under one key, before the first output; over real gRPC."""
+
+import asyncio
+import uuid
+from typing import Any
+
+import grpc
+import pytest
+
+from headrace import client as sdk
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.control.errors import Failure, Reason
+from support.scripted import KEPT, Cut, Play, Script, good, raising
+
+
+async def cut_off(play: Play) -> None:
+    """What a client sees when its Router dies."""
+    await play.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+async def accepted_then_cut(play: Play) -> None:
+    await play.accept()
+    await cut_off(play)
+
+
+async def kept_then_cut(play: Play) -> None:
+    if not play.after:
+        await play.accept(retention=KEPT)
+    await cut_off(play)
+
+
+async def kept_then_resumed(play: Play) -> None:
+    if not play.after:
+        await play.accept(retention=KEPT)
+        await cut_off(play)
+    await play.delta("Hello", 1)
+    await play.finish()
+
+
+async def output_then_cut(play: Play) -> None:
+    await play.accept()
+    await play.delta("a", 1)
+    await cut_off(play)
+
+
+async def pair(serve: Any, first: Script, then: Script = good) -> tuple[Any, Any, list[str]]:
+    """Two Routers that play `first` for the first call that reaches either of them, and `then` for all further ones."""
+    calls = 0
+
+    async def script(play: Play) -> None:
+        nonlocal calls
+        calls += 1
+        await (first if calls == 1 else then)(play)
+
+    one, other = await serve(script), await serve(script)
+    return one, other, [one.target, other.target]
+
+
+@pytest.mark.parametrize("first", [cut_off, accepted_then_cut])
+async def test_a_lost_router_is_failed_over_under_one_key(serve: Any, ask: Any, first: Script) -> None:
+    one, other, targets = await pair(serve, first)
+    heard = await ask(targets)
+    assert heard.error is None
+    assert heard.answer.text == "Hello"
+    assert (one.calls, other.calls) == (1, 1), "another one"
+    (key,), (again,) = ([request.idempotency_key for request in service.requests] for service in (one, other))
+    assert key == again
+    assert uuid.UUID(key).version == 4
+
+
+async def test_addresses_may_have_commas_between_them(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, cut_off)
+    assert (await ask(", ".join(targets))).error is None
+    assert (one.calls, other.calls) == (1, 1)
+
+
+async def test_it_is_failed_over_once(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, accepted_then_cut, accepted_then_cut)
+    error = (await ask(targets)).error
+    assert type(error) is sdk.Unavailable
+    assert (one.calls, other.calls, error.calls) == (1, 1, 2)
+
+
+async def test_after_output_nothing_is_run_again(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, output_then_cut)
+    error = (await ask(targets)).error
+    assert type(error) is sdk.Interrupted
+    assert error.answer.text == "a"
+    assert one.calls + other.calls == 1
+
+
+async def test_the_answer_about_the_key_stands(serve: Any, ask: Any) -> None:
+    lost = raising(Failure(Reason.IDEMPOTENCY_ORIGIN_LOST, "It ran in a Router that is gone."))
+    one, other, targets = await pair(serve, accepted_then_cut, lost)
+    error = (await ask(targets)).error
+    assert type(error) is sdk.OriginLost
+    assert one.calls + other.calls == 2
+
+
+async def test_what_can_be_resumed_is_resumed_where_it_was(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, kept_then_resumed, kept_then_resumed)
+    heard = await ask(targets, on_disconnect="continue")
+    assert heard.error is None
+    assert sorted([one.calls, other.calls]) == [0, 2]
+
+
+async def test_and_elsewhere_if_that_router_does_not_come_back(serve: Any, ask: Any) -> None:
+    gone, there = await serve(kept_then_cut), await serve(good)
+    async with ask.client([gone.target, there.target]) as client:
+        for _ in range(2):  # one of them starts at the Router that is lost
+            heard = await ask.reading(client.generate("hi", model="chat", on_disconnect="continue")).rest()
+            assert heard.error is None
+    assert (gone.calls, there.calls) == (2, 2), "asked for the rest once"
+    assert len({request.idempotency_key for request in there.requests}) == 2
+
+
+@pytest.mark.parametrize(
+    ("several", "given", "retried"),
+    [(False, None, True), (False, "mine", True), (True, "mine", True), (True, None, False)],
+)
+async def test_a_key_is_made_where_it_is_of_use(
+    serve: Any, ask: Any, several: bool, given: str | None, retried: bool
+) -> None:
+    service = await serve(good)
+    target = [service.target, service.target] if several else service.target
+    options = {} if retried else {"retry": None}
+    heard = await ask(target, idempotency_key=given, **options)
+    assert heard.error is None
+    assert service.requests[0].idempotency_key == (given or "")
+
+
+async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serve: Any, ask: Any) -> None:
+    async def endless(play: Play) -> None:
+        await play.accept()
+        await play.delta("a", 1)
+        await asyncio.sleep(60)
+
+    service = await serve(endless)
+    service.records["requests/r1"] = pb.Request(name="requests/r1")
+    async with ask.client(service.target) as client:
+        reading = ask.reading(client.generate("hi", model="chat", idempotency_key="k"))
+        await reading.through(2)
+        await reading.leave()
+    assert service.cancelled == ["requests/r1"] or service.plays[0].cancels == 1
+
+
+async def test_a_router_that_is_there_is_preferred(serve: Any, ask: Any) -> None:
+    service, other = await serve(good), await serve(good)
+    async with Cut(other.target) as wire, ask.client([service.target, wire.target]) as client:
+        wire.server.close()
+        await wire.server.wait_closed()
+        heard = [await ask.reading(client.generate("hi", model="chat")).rest() for _ in range(8)]
+        streams = [one.error for one in heard]
+    assert streams == [None] * 8
+    assert service.calls == 8
