@@ -169,7 +169,7 @@ DECISIONS = {
     "elsewhere, past its time": (record(origin=THERE, expires_ms=4_999), Decision.EXPIRED),
     "refused here, not yet taken back": (record(request="requests/refused"), Decision.UNSTARTED),
     "refused here, other content": (record(request="requests/refused", digest="0"), Decision.UNSTARTED),
-    "of that name, elsewhere": (record(request="requests/refused", origin=THERE), Decision.ATTACH_THERE),
+    "refused elsewhere": (record(request="requests/refused", origin=THERE), Decision.UNSTARTED),
     "another default effort then": (record(default_effort="high"), Decision.REUSED),
 }
 
@@ -189,19 +189,20 @@ def test_what_a_call_with_a_key_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "registered", "store_answered", "time_left", "expected"),
+    ("answer", "registered", "silent_s", "expected"),
     [
-        (Answer.SUCCESSOR, "7", True, True, Verdict.LOST),
-        (Answer.SUCCESSOR, None, False, True, Verdict.LOST),
-        (Answer.SILENT, None, True, True, Verdict.LOST),
-        (Answer.SILENT, "8", True, False, Verdict.LOST),
-        (Answer.SILENT, "7", True, True, Verdict.TRY_AGAIN),
-        (Answer.SILENT, None, False, True, Verdict.TRY_AGAIN),
-        (Answer.SILENT, "7", True, False, Verdict.UNREACHABLE),
-        (Answer.SILENT, None, False, False, Verdict.UNREACHABLE),
+        (Answer.SUCCESSOR, "7", 0.0, Verdict.LOST),
+        (Answer.SUCCESSOR, None, 0.0, Verdict.LOST),
+        (Answer.SILENT, "8", 0.0, Verdict.LOST),
+        (Answer.SILENT, "", 0.9, Verdict.TRY_AGAIN),
+        (Answer.SILENT, "", 1.0, Verdict.LOST),
+        (Answer.SILENT, "7", 19.0, Verdict.TRY_AGAIN),
+        (Answer.SILENT, "7", 20.0, Verdict.UNREACHABLE),
+        (Answer.SILENT, None, 19.0, Verdict.TRY_AGAIN),
+        (Answer.SILENT, None, 20.0, Verdict.UNREACHABLE),
     ],
 )
 def test_a_router_is_lost_only_when_it_is_known_to_be(
-    answer: Answer, registered: str | None, store_answered: bool, time_left: bool, expected: Verdict
+    answer: Answer, registered: str | None, silent_s: float, expected: Verdict
 ) -> None:
-    assert judge(THERE, answer, registered, store_answered=store_answered, time_left=time_left) is expected
+    assert judge(THERE, answer, registered, silent_s=silent_s) is expected

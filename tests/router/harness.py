@@ -12,8 +12,10 @@ import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.errors import Failure
+from headrace.control.idempotency import Origin
 from headrace.control.resources import (
     Alias,
     AliasTarget,
@@ -26,6 +28,8 @@ from headrace.control.resources import (
     Sampling,
 )
 from headrace.control.snapshot import RoutingSnapshot
+from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
+from headrace.router.admin import RouterService
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import SERIALIZERS, InferenceService
@@ -159,6 +163,7 @@ class Harness:
     service: InferenceService
     routes: Routes
     metrics: RouterMetrics
+    admin: Server
 
     def generate(self, **fields: Any) -> Any:
         request = pb.GenerateRequest(**{"model": "chat", "prompt": "hello", **fields})
@@ -189,7 +194,10 @@ async def _tend(service: InferenceService) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harness]:
+async def running(
+    *, replicas: int = 1, store: Any = None, name: str = "test", incarnation: str = "1", **settings: Any
+) -> AsyncIterator[Harness]:
+    """A Router; with a `store`, one that takes idempotency keys and answers other Routers."""
     scheduler = ScriptedScheduler()
     peer = Server("127.0.0.1:0")
     peer.add(sp.DESCRIPTOR.services_by_name["SchedulerService"], scheduler)
@@ -210,7 +218,14 @@ async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harnes
         )
     )
     metrics = RouterMetrics()
-    service = InferenceService(RouterSettings(listen="127.0.0.1:0", **settings), routes, metrics)
+    here = Origin(f"routers/{name}", incarnation)
+    service = InferenceService(RouterSettings(listen="127.0.0.1:0", **settings), routes, metrics, here)
+    admin = Server("127.0.0.1:0")
+    admin.add(router_pb.DESCRIPTOR.services_by_name["RouterService"], RouterService(service.sharing),
+              serializers=ADMIN_SERIALIZERS)  # fmt: skip
+    if store is not None:
+        await admin.start()
+        service.sharing.keys.use(store, admin.endpoint)
     server = Server("127.0.0.1:0", observe=metrics.observe)
     server.add(
         pb.DESCRIPTOR.services_by_name["InferenceService"],
@@ -228,10 +243,14 @@ async def running(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Harnes
             async with asyncio.timeout(DEADLINE_S):
                 while not link.is_up:
                     await asyncio.sleep(0)
-            yield Harness(scheduler, InferenceServiceStub(channel), channel, server.endpoint, service, routes, metrics)
+            stub = InferenceServiceStub(channel)
+            yield Harness(scheduler, stub, channel, server.endpoint, service, routes, metrics, admin)
     finally:
         tending.cancel()
         await routes.close()
         await server.stop(0)
+        await service.sharing.close()
+        if store is not None:
+            await admin.stop(0)
         scheduler.cut()
         await peer.stop(0)

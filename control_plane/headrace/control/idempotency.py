@@ -208,7 +208,7 @@ class Decision(enum.Enum):
     EXPIRED = "expired"
     """Its record is past its time: replace it, and go on as with a new one."""
     UNSTARTED = "unstarted"
-    """This Router refused the request before anything was computed, and has not taken its record back yet: replace."""
+    """It was refused before anything was computed, and its record was not taken back yet: replace it."""
     ATTACH_HERE = "attach_here"
     ATTACH_THERE = "attach_there"
     REUSED = "reused"
@@ -234,20 +234,27 @@ def decide(
         record: None if there is none.
         digest_with: digest of the call's content, given the default effort that the record names.
         here: this Router.
-        unstarted: names of requests that this Router never started, though a record may say so.
+        unstarted: names of requests that are known never to have been started, though a record says so.
         now_ms: Unix time.
     """
     if record is None:
         return Decision.NEW
     if record.is_expired(now_ms):
         return Decision.EXPIRED
-    if record.origin == here and record.request in unstarted:
+    if record.request in unstarted:
         return Decision.UNSTARTED
     if record.digest != digest_with(record.default_effort):
         return Decision.REUSED
     if record.origin == here:
         return Decision.ATTACH_HERE
     return Decision.ORIGIN_LOST if record.origin.router == here.router else Decision.ATTACH_THERE
+
+
+SURE_S = 1.0
+"""A Router without a service record is silent for this long before it counts as gone: it may have lost etcd only."""
+
+PATIENCE_S = 20.0
+"""How long a Router may be silent before its callers are sent away; above the life of a dead Router's record."""
 
 
 class Answer(enum.Enum):
@@ -260,7 +267,7 @@ class Answer(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What is to be thought of a Router that does not have, or does not give, a request."""
+    """What is to be thought of a Router that does not give a request."""
 
     LOST = "lost"
     TRY_AGAIN = "try_again"
@@ -268,16 +275,18 @@ class Verdict(enum.Enum):
     """It may live; the time to find out is over."""
 
 
-def judge(origin: Origin, answer: Answer, registered: str | None, *, store_answered: bool, time_left: bool) -> Verdict:
+def judge(origin: Origin, answer: Answer, registered: str | None, *, silent_s: float) -> Verdict:
     """Whether the Router that has a request is gone. It is never called lost only because it is silent.
 
     Args:
         origin: the Router, as the record names it.
         answer: what it said.
-        registered: incarnation in the service record of that Router's name; None: there is no record.
-        store_answered: whether `registered` was read at all.
-        time_left: whether it may still be asked again.
+        registered: incarnation in the service record of that Router's name; "": there is no record; None: the store
+            does not answer.
+        silent_s: since when it has not answered, seconds.
     """
-    if answer is Answer.SUCCESSOR or (store_answered and registered != origin.incarnation):
+    if answer is Answer.SUCCESSOR or (registered and registered != origin.incarnation):
         return Verdict.LOST
-    return Verdict.TRY_AGAIN if time_left else Verdict.UNREACHABLE
+    if registered == "" and silent_s >= SURE_S:
+        return Verdict.LOST
+    return Verdict.TRY_AGAIN if silent_s < PATIENCE_S else Verdict.UNREACHABLE

@@ -10,7 +10,11 @@ import time
 from headrace.adapters import shard_codec
 from headrace.adapters.etcd import EtcdStore
 from headrace.api.inference.v1 import inference_service_pb2
+from headrace.api.router.v1 import router_service_pb2
 from headrace.control import names
+from headrace.control.idempotency import Origin
+from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
+from headrace.router.admin import RouterService
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import SERIALIZERS, InferenceService
@@ -35,8 +39,9 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     name = f"routers/{names.id_from_text(settings.name)}"
     metrics = RouterMetrics()
     metrics_endpoint = serve_metrics(metrics.registry, settings.metrics_listen)
-    routes = Routes(router=name, incarnation=secrets.token_hex(8))
-    service = InferenceService(settings, routes, metrics)
+    here = Origin(name, secrets.token_hex(8))
+    routes = Routes(router=name, incarnation=here.incarnation)
+    service = InferenceService(settings, routes, metrics, here)
     server = Server(settings.listen, observe=metrics.observe)
     server.add(
         inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
@@ -44,11 +49,22 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         request_bytes_max=settings.request_bytes_max,
         serializers=SERIALIZERS,
     )
+    admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)
+    admin.add(
+        router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
+        RouterService(service.sharing),
+        serializers=ADMIN_SERIALIZERS,
+    )
     async with contextlib.AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
+        await admin.start()
+        stack.push_async_callback(admin.stop, STOP_GRACE_S)
         store = await EtcdStore.connect(settings, "router")
         stack.push_async_callback(store.aclose)
+        service.sharing.keys.use(store, admin.endpoint)
+        await admin.set_serving(True)
+        stack.push_async_callback(service.sharing.close)
         follower = SnapshotFollower(store, shard_codec)
         routes.is_too_old = lambda: follower.freshness(time.monotonic()) is Freshness.HARD
         follower.subscribe(routes.apply)
@@ -56,8 +72,9 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))
         report = ServiceReport(
-            membership, follower, name=name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint
-        )
+            membership, follower, name=name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint,
+            admin_endpoint=admin.endpoint, incarnation=here.incarnation,
+        )  # fmt: skip
         get_logger().info("listening", endpoint=server.endpoint, metrics=metrics_endpoint, router=name)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -69,6 +86,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             get_logger().info("draining", requests=len(service.sessions), grace_s=settings.drain_grace_s)
             await cancel_and_wait(tasks[2])
             await server.set_serving(False)
+            await admin.set_serving(False)
             await service.drain(settings.drain_grace_s)
             await cancel_and_wait(*tasks)
             await report.withdraw()

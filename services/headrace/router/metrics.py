@@ -48,6 +48,13 @@ class RouterMetrics:
             "cancel_to_freed_seconds", "From asking for an end to free slot and KV.", buckets=_CANCEL_S, **make
         )
         self._held = prom.Gauge("resources_held", "References that requests hold, by resource.", ["resource"], **make)
+        self._idempotency = prom.Counter(
+            "idempotency_claims_total", "Calls with an idempotency key, by what was decided.", ["decision"], **make
+        )
+        self.followers = prom.Gauge("followers", "Calls that write what another call has asked for.", **make)
+        self.idempotency_writes_pending = prom.Gauge(
+            "idempotency_writes_pending", "Records of keys that are still to be closed or deleted.", **make
+        )
         self.detached = prom.Gauge("requests_detached", "Requests that run without a reader.", **make)
         self.kept_bytes = prom.Gauge("kept_event_bytes", "Events kept of requests that are over, bytes.", **make)
         self.tasks = prom.Gauge("tasks", "Tasks of the event loop.", **make)
@@ -60,11 +67,15 @@ class RouterMetrics:
         self.acknowledgements = 0
         self.resumes = 0
         self.overruns = 0
+        self.relays_out = 0
+        self.idempotency_writes_lost = 0
         self.frames_in = 0
         self.frames_out = 0
         for name, text in (
             ("writes", "Events written to clients."),
             ("wakeups", "Wake-ups of request tasks."),
+            ("relays_out", "Streams to other Routers, for calls with a key that is used here."),
+            ("idempotency_writes_lost", "Records of keys that could not be closed or deleted; they expire."),
             ("frames_in", "Frames received from Schedulers."),
             ("frames_out", "Frames sent to Schedulers."),
             ("acknowledgements", "Acknowledgements received from clients."),
@@ -78,6 +89,10 @@ class RouterMetrics:
     def observe(self, method: str, outcome: str) -> None:
         """Count a finished call."""
         self._calls.labels(method, outcome).inc()
+
+    def idempotency(self, decision: str) -> None:
+        """Count what a call with a key was told."""
+        self._idempotency.labels(decision).inc()
 
     def take_links(self, links: list[SchedulerLink]) -> None:
         """Read the links' own counts."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.idempotency import Origin
 from headrace.control.request import CONFIRM_S
 from headrace.router.admission import Admission
 from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
+from headrace.router.idempotency import Keys
 from headrace.router.metrics import RouterMetrics
-from headrace.router.plan import Planner
+from headrace.router.plan import Plan, Planner
+from headrace.router.relaying import Sharing
 from headrace.router.routes import Routes
 from headrace.router.session import Session
 from headrace.router.sessions import Sessions
@@ -40,8 +44,11 @@ SERIALIZERS: Mapping[str, Callable[[Any], bytes]] = dict.fromkeys(
 class InferenceService:
     """Serves headrace.api.inference.v1.InferenceService."""
 
-    def __init__(self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics, here: Origin | None = None
+    ) -> None:
         self.sessions = Sessions(settings, Planner(settings, routes), self._on_over)
+        self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
         self.draining = False
@@ -52,8 +59,7 @@ class InferenceService:
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
         """Run one request; see the proto."""
-        session = self._open(request, context)
-        await Call(context, self._metrics).serve(session)
+        await self._run(request, context, interactive=False)
 
     async def GenerateInteractive(self, _frames: Any, context: Context) -> None:  # noqa: N802
         """Run, or go on with, one request whose reader says what it has read; see the proto."""
@@ -66,8 +72,7 @@ class InferenceService:
         if first.WhichOneof("frame") == "resume":
             await self._resume(first.resume, context, interactive=True)
         else:
-            session = self._open(first.start, context)
-            await Call(context, self._metrics).serve(session, interactive=True)
+            await self._run(first.start, context, interactive=True)
 
     async def ResumeGenerate(self, request: pb.ResumeGenerateRequest, context: Context) -> None:  # noqa: N802
         """Repeat what was missed and go on; see the proto."""
@@ -105,14 +110,25 @@ class InferenceService:
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
+        self._metrics.followers.set(len(self.sessions.followers))
+        self._metrics.idempotency_writes_pending.set(self.sharing.keys.pending)
         self._metrics.take_resources(self.sessions.resources)
         self._metrics.tasks.set(len(asyncio.all_tasks()))
 
-    def _open(self, request: pb.GenerateRequest, context: Context) -> Session:
+    async def _run(self, request: pb.GenerateRequest, context: Context, *, interactive: bool) -> None:
         self._refuse_more()
         now = time.monotonic()
-        plan = self._planner.plan(request, now, now + self._remaining_s(context))
-        return self.sessions.open(plan, self._tenant(context))
+        plan, tenant = self._planner.plan(request, now, now + self._remaining_s(context)), self._tenant(context)
+        if plan.is_shared:
+            start = functools.partial(self._start, plan, tenant)
+            await self.sharing.run(request, plan, tenant, context, start, interactive=interactive)
+        else:
+            await Call(context, self._metrics).serve(self._start(plan, tenant), interactive=interactive)
+
+    def _start(self, plan: Plan, tenant: str, name: str = "") -> Session:
+        if name:  # the store was asked meanwhile
+            self._refuse_more()
+        return self.sessions.open(plan, tenant, name)
 
     async def _resume(self, request: pb.ResumeGenerateRequest, context: Context, *, interactive: bool) -> None:
         self._refuse_more()
@@ -138,6 +154,7 @@ class InferenceService:
 
     def _on_over(self, session: Session) -> None:
         self._metrics.finished(session)
+        self.sharing.keys.on_over(session)
 
     def _refuse_more(self) -> None:
         if self.draining:

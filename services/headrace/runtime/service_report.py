@@ -33,6 +33,8 @@ class ServiceReport:
         name: "routers/{r}", "schedulers/{s}" or "registries/{g}"; the key is "services/" and this.
         endpoint: host:port of its gRPC server.
         metrics_endpoint: host:port of its metrics, or "".
+        admin_endpoint: host:port of its RouterService, or "".
+        incarnation: differs for each run of its process, or "".
     """
 
     def __init__(
@@ -43,13 +45,20 @@ class ServiceReport:
         name: str,
         endpoint: str,
         metrics_endpoint: str = "",
+        admin_endpoint: str = "",
+        incarnation: str = "",
     ) -> None:
         self._membership = membership
         self._follower = follower
         self._key = f"services/{name}"
         self._changed = asyncio.Event()
         self._record = resources_pb2.ServiceRecord(
-            name=name, endpoint=endpoint, metrics_endpoint=metrics_endpoint, version=software_version()
+            name=name,
+            endpoint=endpoint,
+            metrics_endpoint=metrics_endpoint,
+            admin_endpoint=admin_endpoint,
+            incarnation=incarnation,
+            version=software_version(),
         )
         self._record.start_time.FromMilliseconds(int(time.time() * 1000))
         follower.observe(self._changed.set)
