@@ -54,13 +54,33 @@ class RouterSettings(EtcdSettings):
     tenant_metadata: str = Field(
         "",
         description="Metadata key in which a trusted proxy names the tenant of a call; a request can be read, resumed"
-        " and cancelled only by its tenant. Empty: all callers are one tenant.",
+        " and cancelled only by its tenant. It is believed as it is: set it only where no client reaches the port.",
         pattern="^[a-z0-9._-]{0,64}$",
     )
     past_hard_age: Literal["refuse", "serve"] = Field(
         "refuse",
         description="New requests while the snapshot is past its hard age, when a revocation may have been missed.",
     )
+    authentication: Literal["open", "required"] = Field(
+        "open",
+        description="Callers without credentials: the tenant tenants/anonymous, or refused. A key that is sent must be"
+        " good in either case.",
+    )
+    public_health: bool = Field(True, description="Whether health and reflection answer callers without credentials.")
+    tls_certificate: str = Field(
+        "",
+        description="PEM file with the certificate chain of the client port; empty: no TLS. Read again when changed.",
+    )
+    tls_key: str = Field("", description="PEM file with its key, not encrypted.")
+    tls_client_ca: str = Field(
+        "",
+        description="PEM file with the authorities of client certificates; with it, every client needs one, and the"
+        " tenant that lists a name in it is the caller.",
+    )
+    tenant_labels_max: int = Field(
+        20, description="Tenants with metrics of their own, the busiest; the others share one label.", ge=0, le=1000
+    )
+    usage_log: bool = Field(True, description="One log line for each request that is over: whose, what, how much.")
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)
     admin_listen: str = Field(
         "127.0.0.1:0", description="host:port for operators and other Routers, never for clients; port 0 takes any."

@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from headrace.control.errors import Reason
 from headrace.rpc.calls import Context, Observe, streaming, unary
 from headrace.rpc.channels import MESSAGE_BYTES_MAX, SERVER_OPTIONS
+from headrace.rpc.guard import Check, Guard
 from headrace.rpc.reflection import enable_reflection
 from headrace.rpc.requests import Refused, bounded
 from headrace.runtime.settings import SettingsError
@@ -41,6 +42,8 @@ class Server:
         setting: name of the setting that `address` came from, for the error text.
         options: channel arguments beside the common ones.
         observe: told of each finished call.
+        credentials: of TLS; None: without.
+        guard: refuses callers who may not ask for health and reflection; None: everybody may.
     """
 
     def __init__(
@@ -50,17 +53,21 @@ class Server:
         setting: str = "listen",
         options: list[tuple[str, int | str]] | None = None,
         observe: Observe | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        guard: Check | None = None,
     ) -> None:
         self._address = address
         self._setting = setting
         self._observe_call = observe or (lambda method, outcome: None)
+        self._credentials = credentials
         self._cut = False
         self._server = grpc.aio.server(
             options=[
                 *SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX),
                 *(options or []),
-            ]
+            ],
+            interceptors=[Guard(guard)] if guard is not None else [],
         )
         self._names: list[str] = []
         self._health = health.aio.HealthServicer()
@@ -105,7 +112,10 @@ class Server:
         enable_reflection([*self._names, health.SERVICE_NAME], self._server)
         await self.set_serving(False)
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            if self._credentials is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, self._credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:
