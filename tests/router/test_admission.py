@@ -1,0 +1,155 @@
+"""What a Router takes in, over real gRPC: each bound refuses at once, says which it is, and nothing is left counted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
+from headrace.control.attempt_book import waiting_max
+from headrace.control.errors import Failure, Reason
+from headrace.control.router_admission import SHARES, Priority
+from headrace.control.router_capacity import HEADROOM
+
+from .harness import Harness, collect, failure, running, until
+
+HOLDS = HEADROOM * (4 + waiting_max(4))
+
+
+@asynccontextmanager
+async def holding(h: Harness, count: int, **fields: Any) -> AsyncIterator[list[sp.Dispatch]]:
+    """So many requests that run; they are ended on the way out."""
+    answers, dispatches = [], []
+    for _ in range(count):
+        answers.append(asyncio.create_task(collect(h.generate(**fields))))
+        dispatches.append(await h.dispatched())
+    yield dispatches
+    for dispatch in dispatches:
+        await h.scheduler.end(dispatch.attempt)
+    await asyncio.gather(*answers)
+
+
+async def refused(h: Harness, **fields: Any) -> Failure:
+    events, error = await collect(h.generate(**fields))
+    assert events == []
+    told = failure(error)
+    assert told.reason is Reason.OVERLOADED
+    assert told.metadata["stage"] == "router"
+    return told
+
+
+def limits_are_known(h: Harness) -> bool:
+    return h.service.admission.core.allowed(1e9)[0] > 0
+
+
+def metric(h: Harness, name: str, **labels: str) -> float:
+    return h.metrics.registry.get_sample_value(f"headrace_router_{name}", labels) or 0.0
+
+
+async def test_without_any_setting_it_takes_in_what_its_replicas_and_their_queues_hold() -> None:
+    async with running() as h:
+        await until(lambda: limits_are_known(h))
+        for priority in (pb.PRIORITY_SHEDDABLE, pb.PRIORITY_UNSPECIFIED):
+            share = SHARES[Priority(priority or pb.PRIORITY_STANDARD)]
+            limit = math.ceil(HOLDS * share)
+            async with holding(h, limit, priority=priority, max_tokens=8):
+                told = await refused(h, priority=priority, max_tokens=8)
+                assert (told.metadata["bound"], told.metadata["current"]) == ("requests", str(limit))
+                assert told.metadata["limit"] == str(limit)
+                assert 0.1 <= (told.retry_after_s or 0) <= 1.0
+                async with holding(h, 1, priority=pb.PRIORITY_CRITICAL, max_tokens=8):
+                    assert h.service.admission.core.requests == limit + 1
+            await until(lambda: h.service.admission.core.held() == (0, 0))
+        assert metric(h, "admission_refused_total", bound="requests", priority="standard") == 1
+        await until(lambda: metric(h, "admission_held", bound="requests") == 0)
+        assert metric(h, "admission_allowed", bound="requests") == HOLDS
+
+
+async def test_bytes_are_bounded_over_all_requests() -> None:
+    async with running(held_bytes_max=1024 * 1024) as h, holding(h, 10, prompt="x" * 90_000):
+        told = await refused(h, prompt="x" * 90_000)
+        assert (told.metadata["bound"], told.metadata["limit"]) == ("bytes", str(math.ceil(1024 * 1024 * 0.9)))
+        async with holding(h, 1):
+            await until(lambda: metric(h, "admission_held", bound="bytes") > 900_000)
+
+
+async def test_tokens_are_bounded_where_a_limit_is_set() -> None:
+    async with running(tokens_max=100) as h, holding(h, 3, prompt="x", max_tokens=25):
+        told = await refused(h, prompt="x", max_tokens=25)
+        assert (told.metadata["bound"], told.metadata["limit"]) == ("tokens", "90")
+
+
+async def test_events_that_wait_for_a_reader_are_bytes() -> None:
+    async with running() as h:
+        answer = asyncio.create_task(collect(h.generate(on_disconnect=pb.ON_DISCONNECT_CONTINUE)))
+        dispatch = await h.admitted()
+        await h.scheduler.deltas(dispatch.attempt, "some", "text")
+        await until(lambda: h.service.admission.core.buffered_bytes > 0)
+        await h.scheduler.end(dispatch.attempt)
+        await answer
+        await until(lambda: h.service.admission.core.buffered_bytes == 0)
+
+
+def load(replica: str, **fields: Any) -> sp.ReplicaLoad:
+    return sp.ReplicaLoad(replica=f"replicas/{replica}", slots=4, **fields)
+
+
+@pytest.mark.parametrize(
+    ("both", "priority"),
+    [
+        ({"waiting": waiting_max(4)}, pb.PRIORITY_STANDARD),
+        ({"admits_from": pb.PRIORITY_STANDARD}, pb.PRIORITY_BATCH),
+    ],
+    ids=["full", "brown-out"],
+)
+async def test_what_every_replica_would_refuse_reaches_no_scheduler(both: dict[str, Any], priority: int) -> None:
+    async with running(replicas=2) as h:
+        await until(lambda: limits_are_known(h))
+        core = h.service.admission.core
+        await h.scheduler.send(load=sp.LoadReport(replicas=[load("r0", **both), load("r1")]))
+        async with holding(h, 1, priority=priority):
+            pass
+        loads = [load(name, queue_wait=Duration(seconds=8 + n), **both) for n, name in enumerate(("r0", "r1"))]
+        await h.scheduler.send(load=sp.LoadReport(replicas=loads))
+        await until(lambda: all(len(state.refusing) == 2 for state in core._revisions.values()))
+        told = await refused(h, priority=priority)
+        assert told.metadata["bound"] == "replicas"
+        assert 6.0 <= (told.retry_after_s or 0) <= 10.0, "the shortest wait, spread"
+        assert h.scheduler.dispatches.empty()
+        async with holding(h, 1, priority=pb.PRIORITY_CRITICAL):
+            pass
+        await h.scheduler.send(load=sp.LoadReport(replicas=[load("r0", **both), load("r1")]))
+        await until(lambda: all(len(state.refusing) == 1 for state in core._revisions.values()))
+        async with holding(h, 1, priority=priority):
+            pass
+
+
+async def test_nothing_is_left_counted_however_requests_end() -> None:
+    async with running() as h:
+        answers = [asyncio.create_task(collect(h.generate())) for _ in range(6)]
+        dispatches = [await h.dispatched() for _ in range(6)]
+        assert h.service.admission.core.requests == 6
+        answers[0].cancel()
+        await h.scheduler.admit(dispatches[1].attempt)
+        cancelled = await asyncio.wait_for(h.scheduler.cancels.get(), 5)
+        await h.scheduler.end(cancelled.attempt, pb.FINISH_REASON_CANCELLED)
+        h.scheduler.cut()
+        await asyncio.gather(*answers, return_exceptions=True)
+        await until(lambda: h.service.admission.core.held() == (0, 0))
+        assert h.service.admission.core.input_bytes == 0
+
+
+async def test_a_request_that_nobody_can_take_is_not_counted() -> None:
+    async with running() as h:
+        h.scheduler.cut()
+        await until(lambda: not h.routes.links[0].is_up)
+        _events, error = await collect(h.generate())
+        assert failure(error).reason is Reason.NO_HEALTHY_WORKER
+        assert h.service.admission.core.held() == (0, 0)
