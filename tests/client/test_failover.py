@@ -10,7 +10,7 @@ import pytest
 from headrace import client as sdk
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, Reason
-from support.scripted import KEPT, Cut, Play, Script, good, raising
+from support.scripted import KEPT, Play, Script, good, raising
 
 
 async def cut_off(play: Play) -> None:
@@ -144,12 +144,10 @@ async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serv
     assert service.cancelled == ["requests/r1"] or service.plays[0].cancels == 1
 
 
-async def test_a_router_that_is_there_is_preferred(serve: Any, ask: Any) -> None:
-    service, other = await serve(good), await serve(good)
-    async with Cut(other.target) as wire, ask.client([service.target, wire.target]) as client:
-        wire.server.close()
-        await wire.server.wait_closed()
+@pytest.mark.parametrize("first", [cut_off, raising(Failure(Reason.DRAINING, "Draining."))])
+async def test_a_router_that_is_there_is_preferred(serve: Any, ask: Any, first: Script) -> None:
+    gone, there = await serve(first), await serve(good)
+    async with ask.client([gone.target, there.target]) as client:
         heard = [await ask.reading(client.generate("hi", model="chat")).rest() for _ in range(8)]
-        streams = [one.error for one in heard]
-    assert streams == [None] * 8
-    assert service.calls == 8
+    assert [one.error for one in heard] == [None] * 8
+    assert (gone.calls, there.calls) == (1, 8), "the others do not ask there again"
