@@ -106,7 +106,7 @@ def choose_replica(
         first = drawn
     fit = [r for r in ready if r.name not in tried and r.name not in revoked and reachable(r.endpoint)]
     if not fit:
-        raise _nobody(snapshot, revision)
+        raise no_replica(snapshot, revision)
     return _lighter(fit[int(random() * len(fit))], fit[int(random() * len(fit))], load)
 
 
@@ -114,7 +114,8 @@ def _lighter(first: Replica, second: Replica, load: Callable[[Replica], int]) ->
     return second if load(second) / max(second.slots, 1) < load(first) / max(first.slots, 1) else first
 
 
-def _nobody(snapshot: RoutingSnapshot, revision: Revision) -> Failure:
+def no_replica(snapshot: RoutingSnapshot, revision: Revision) -> Failure:
+    """Why nobody can take a request for `revision`: MODEL_LOADING or NO_HEALTHY_WORKER."""
     replicas = snapshot.replicas_of[revision.name]
     metadata = {"revision": revision.name, "snapshotVersion": str(snapshot.version), "replicas": str(len(replicas))}
     if any(r.state is ReplicaState.LOADING for r in replicas):

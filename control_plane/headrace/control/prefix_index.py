@@ -1,0 +1,180 @@
+"""Which replica keeps the beginning of which prompts: chained hashes of blocks, learned from where requests went.
+
+Equal hashes mean equal text from the first block on, for one tenant, revision and adapter: the salt keeps others apart,
+as the engines do. A Router does not tokenize, so a block is some token ids where the request has ids, and some bytes of
+its text otherwise. What is remembered is a guess at another process's cache: engines say how much of each prompt they
+had, and the guess is cut back to that. A wrong guess costs a cache hit, never correctness.
+
+Sans-io.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+BLOCK_BYTES = 256
+BLOCK_TOKENS = 64
+BLOCKS_PER_PROMPT = 256
+"""What is behind them is not looked at."""
+
+BLOCKS_PER_REPLICA = 4096
+BLOCKS_MAX = 400_000
+"""Over all replicas; those used longest ago forget first."""
+
+_LEARN = 0.2
+_TRUST = 0.8
+"""Belief in a guess, until engines have answered."""
+
+_DOUBT = 0.1
+"""Below this a replica is not believed to keep anything."""
+
+
+def salt(tenant: str, revision: str, adapter: str = "") -> bytes:
+    """What a chain of hashes begins with."""
+    return hashlib.blake2b("\0".join((tenant, revision, adapter)).encode(), digest_size=16).digest()
+
+
+def text_blocks(parts: Iterable[bytes], chain: bytes, *, size: int = BLOCK_BYTES) -> tuple[bytes, ...]:
+    """Hashes of the whole blocks of a text that is laid end to end; its last, shorter part has none."""
+    found: list[bytes] = []
+    rest = b""
+    for part in parts:
+        rest = rest + part if rest else part
+        at = 0
+        while len(rest) - at >= size:
+            chain = hashlib.blake2b(rest[at : at + size], digest_size=16, key=chain).digest()
+            found.append(chain)
+            if len(found) == BLOCKS_PER_PROMPT:
+                return tuple(found)
+            at += size
+        rest = rest[at:]
+    return tuple(found)
+
+
+def token_blocks(ids: Sequence[int], chain: bytes, *, size: int = BLOCK_TOKENS) -> tuple[bytes, ...]:
+    """Hashes of the whole blocks of token ids."""
+    found = []
+    for at in range(0, min(len(ids), size * BLOCKS_PER_PROMPT) - size + 1, size):
+        block = b"".join(int(value).to_bytes(4, "big", signed=True) for value in ids[at : at + size])
+        chain = hashlib.blake2b(block, digest_size=16, key=chain).digest()
+        found.append(chain)
+    return tuple(found)
+
+
+class _Shelf:
+    """Blocks of one replica, the ones used longest ago first; of a prompt's blocks the last first."""
+
+    __slots__ = ("blocks", "trust")
+
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[bytes, None] = OrderedDict()
+        self.trust = _TRUST
+
+
+class PrefixIndex:
+    """Guesses of one Router, bounded by replica and over all."""
+
+    def __init__(self, blocks_max: int = BLOCKS_MAX, blocks_per_replica: int = BLOCKS_PER_REPLICA) -> None:
+        self._blocks_max = blocks_max
+        self._per_replica = blocks_per_replica
+        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
+        """Replicas, the one used longest ago first."""
+        self._holders: dict[bytes, dict[str, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def holders(self, blocks: tuple[bytes, ...], most: int = 2) -> list[str]:
+        """Replicas that keep the longest beginning of a prompt, the latest to use it first; at most `most`."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if blocks[middle - 1] in self._holders:
+                low = middle
+            else:
+                high = middle - 1
+        if not low:
+            return []
+        names = reversed(self._holders[blocks[low - 1]])
+        return [name for name, _ in zip(names, range(most), strict=False)]
+
+    def depth(self, replica: str, blocks: tuple[bytes, ...]) -> int:
+        """Blocks of a prompt's beginning that a replica is believed to keep."""
+        shelf = self._shelves.get(replica)
+        if shelf is None or not blocks or blocks[0] not in shelf.blocks:
+            return 0
+        low, high = 1, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if blocks[middle - 1] in shelf.blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def trust(self, replica: str) -> float:
+        """How much of what was expected of a replica's cache came true lately, 0 to 1."""
+        shelf = self._shelves.get(replica)
+        if shelf is None:
+            return _TRUST
+        return shelf.trust if shelf.trust >= _DOUBT else 0.0
+
+    def keep(self, replica: str, blocks: tuple[bytes, ...]) -> None:
+        """A replica has computed a prompt, and keeps it."""
+        if not blocks:
+            return
+        shelf = self._shelves.get(replica)
+        if shelf is None:
+            shelf = self._shelves[replica] = _Shelf()
+        self._shelves.move_to_end(replica)
+        for block in reversed(blocks):  # the last block goes first: a chain is never without its beginning
+            if block in shelf.blocks:
+                shelf.blocks.move_to_end(block)
+            else:
+                shelf.blocks[block] = None
+                self._count += 1
+            holders = self._holders.setdefault(block, {})
+            holders.pop(replica, None)
+            holders[replica] = None
+        while len(shelf.blocks) > self._per_replica:
+            self._drop_oldest(replica, shelf)
+        while self._count > self._blocks_max:
+            name, oldest = next(iter(self._shelves.items()))
+            self._drop_oldest(name, oldest)
+            if not oldest.blocks:
+                del self._shelves[name]
+
+    def correct(self, replica: str, blocks: tuple[bytes, ...], expected: int, found_share: float) -> None:
+        """An engine said how much of a prompt it had: `found_share` of it, where `expected` blocks were believed.
+
+        What was believed and is gone tells of more: whatever was used before it is gone, too.
+        """
+        shelf = self._shelves.get(replica)
+        if shelf is None or not expected or not blocks:
+            return
+        found = min(expected, round(found_share * len(blocks)))
+        shelf.trust += _LEARN * (found / expected - shelf.trust)
+        if found >= expected or (gone := blocks[found]) not in shelf.blocks:
+            return
+        # Of one prompt the last block is the oldest: those from `found` on go, and all that is older than the first.
+        while shelf.blocks:
+            if self._drop_oldest(replica, shelf) == gone:
+                return
+
+    def forget(self, replica: str) -> None:
+        """It is gone, or another process is behind it, with an empty cache."""
+        shelf = self._shelves.pop(replica, None)
+        while shelf is not None and shelf.blocks:
+            self._drop_oldest(replica, shelf)
+
+    def _drop_oldest(self, replica: str, shelf: _Shelf) -> bytes:
+        block, _ = shelf.blocks.popitem(last=False)
+        self._count -= 1
+        holders = self._holders[block]
+        del holders[replica]
+        if not holders:
+            del self._holders[block]
+        return block

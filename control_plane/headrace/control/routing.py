@@ -1,0 +1,345 @@
+"""Which replica an attempt goes to: filters, then scores, over a small sample.
+
+Two replicas that nothing excludes are drawn, those that keep the prompt's beginning or the session are added, all of
+them are scored (`headrace.control.scores`) and the lowest taken; chance decides between equals. Two choices are nearly
+as good as looking at all, and when what is known is a little old they do not send everybody to the same place
+(Mitzenmacher, "The power of two choices in randomized load balancing"). Drawing costs the same for ten replicas and for
+ten thousand; all are looked at only when hardly any will do.
+
+Sans-io: snapshot, clock readings (monotonic seconds) and a source of chance are arguments. `Routing` remembers what it
+is told of attempts: `dispatched`, `admitted`, `first_output`, `ended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from headrace.control import scores
+from headrace.control.affinity import Affinity
+from headrace.control.errors import Reason
+from headrace.control.filters import Demand, Filters, Question
+from headrace.control.load_view import HALF_LIFE_S, LoadView, ReplicaReport, Standing
+from headrace.control.outliers import FAULTS, EjectionRules, Outliers
+from headrace.control.placement import Random, no_replica
+from headrace.control.prefix_index import PrefixIndex
+from headrace.control.resources import FailureDomain, Replica, Revision
+from headrace.control.scores import Score
+from headrace.control.slow_start import RAMP_S, SlowStart
+from headrace.control.snapshot import RoutingSnapshot
+
+CHOICES = 2
+DRAWS_MAX = 12
+"""Replicas drawn, at most, before all are looked at: if half of them will do, one choice in 300 comes to that."""
+
+PREFERRED = 1
+"""Replicas that keep the prompt's beginning, added to the sample, at most. Each that takes a request keeps it, too: what
+many ask for is soon in many places, and found by drawing."""
+
+EQUAL_S = 1e-9
+"""Scores closer than this are equal."""
+
+_LEARN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """What an operator sets."""
+
+    half_life_s: float = HALF_LIFE_S
+    """Age at which a load report counts half."""
+    ramp_s: float = RAMP_S
+    """Slow start of replicas that are new or recovered."""
+    ejection: EjectionRules = field(default_factory=EjectionRules)
+    zones_excluded: frozenset[str] = frozenset()
+    """Zones that get nothing."""
+
+
+class Candidate(NamedTuple):
+    """One replica, as a decision saw it."""
+
+    replica: Replica
+    excluded_by: str
+    """Name of the filter that excludes it; "": none does."""
+    score: Score | None
+    """None: it is excluded."""
+    in_flight: int
+    load_age_s: float | None
+
+
+@dataclass(slots=True)
+class _Flight:
+    replica: str
+    revision: str
+    epoch: int
+    demand: Demand
+    expected: int
+    """Blocks that were believed to be kept there."""
+
+
+def _observe_nothing(outcome: str, age_s: float | None) -> None:
+    return
+
+
+class Routing:
+    """Of one Router. `apply` each snapshot, in order, before it is asked about it."""
+
+    def __init__(self, rules: RoutingRules | None = None) -> None:
+        self.rules = rules or RoutingRules()
+        self.loads = LoadView(self.rules.half_life_s)
+        self.prefixes = PrefixIndex()
+        self.affinity = Affinity()
+        self.outliers = Outliers(self.rules.ejection)
+        self.slow_start = SlowStart(self.rules.ramp_s)
+        self.filters = Filters(self.outliers, self.rules.zones_excluded)
+        self.silent: set[int] = set()
+        """Attempts in flight of which no token has come."""
+        self.observe: Callable[[str, float | None], None] = _observe_nothing
+        """Told of each decision: "prefix", "affinity", "load", "last_resort" or "refused", and the age of the report
+        that was used, if there was one."""
+        self._flights: dict[int, _Flight] = {}
+
+    def apply(self, snapshot: RoutingSnapshot, now: float) -> None:
+        """Use `snapshot` from now on; what was known of replicas that are gone or were replaced is forgotten."""
+        void, fresh = self.loads.apply(snapshot.replicas_of)
+        for replica in void:
+            self.prefixes.forget(replica.name)
+            self.outliers.forget(replica.revision, replica.name)
+            self.slow_start.forget(replica.name)
+            self.filters.forget(replica.name)
+        self.outliers.resize({name: len(ready) for name, ready in snapshot.ready_of.items()})
+        new = {replica.name for replica in fresh}
+        for replica in fresh:
+            if any(other.name not in new for other in snapshot.ready_of[replica.revision]):
+                self.slow_start.begin(replica.name, now)
+        self.affinity.keep(frozenset(snapshot.replicas_of))
+
+    # Decisions
+
+    def choose(
+        self,
+        snapshot: RoutingSnapshot,
+        revision: Revision,
+        demand: Demand,
+        *,
+        tried: Container[str] = (),
+        failed: tuple[FailureDomain, ...] = (),
+        reachable: Callable[[str], bool],
+        random: Random,
+        now: float,
+    ) -> Replica:
+        """Choose a replica of `revision`.
+
+        Args:
+            snapshot: the one applied, or for a request that was pinned before its revision left, an earlier one.
+            revision: pinned.
+            demand: of the request.
+            tried: names of replicas that are out of the question because the request was there.
+            failed: failure domains of those.
+            reachable: whether a Scheduler, by endpoint, can be sent anything.
+            random: draws from [0, 1).
+            now: monotonic seconds.
+
+        Raises:
+            Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
+        """
+        home = self._home(snapshot, revision, demand, now)
+        question = Question(snapshot, revision, demand, reachable, now, tried, failed, home)
+        chosen, outcome = self._choose(question, random)
+        if chosen is None:
+            self.observe("refused", None)
+            raise no_replica(snapshot, revision)
+        standing = self.loads.standing(chosen.name)
+        self.observe(outcome, standing.age_s(now) if standing is not None else None)
+        return chosen
+
+    def explain(
+        self,
+        snapshot: RoutingSnapshot,
+        revision: Revision,
+        demand: Demand,
+        *,
+        reachable: Callable[[str], bool],
+        random: Random,
+        now: float,
+        most: int,
+    ) -> tuple[Replica | None, list[Candidate]]:
+        """What `choose` would say now, and at most `most` replicas as it sees them, the best first. Changes nothing."""
+        home = self._home(snapshot, revision, demand, now)
+        question = Question(snapshot, revision, demand, reachable, now, home=home)
+        chosen, _ = self._choose(question, random)
+        replicas = list(snapshot.replicas_of[revision.name])
+        if len(replicas) > most:
+            first = {r.name: r for r in (*self._preferred(question), *((chosen,) if chosen else ()))}
+            step = len(replicas) / (most - len(first))
+            spread = {r.name: r for r in (replicas[int(n * step)] for n in range(most - len(first)))}
+            replicas = list({**spread, **first}.values())
+        found = [self._candidate(replica, question) for replica in replicas]
+        found.sort(key=lambda c: (c.score is None, c.score.total if c.score else 0.0, c.excluded_by, c.replica.name))
+        return chosen, found
+
+    def _home(self, snapshot: RoutingSnapshot, revision: Revision, demand: Demand, now: float) -> str:
+        if not demand.affinity:
+            return ""
+        return self.affinity.home(demand.affinity, revision.name, snapshot.ready_of[revision.name], now)
+
+    def _choose(self, question: Question, random: Random) -> tuple[Replica | None, str]:
+        pool, excluded_by = self.filters.pool(question), self.filters.excluded_by
+        sample, outcome = self._draw(pool, question, random), "load"
+        if not sample:
+            # Somebody who failed lately is better than nobody.
+            sample = _sample([r for r in pool if not excluded_by(r, question, ejected=False)], CHOICES, random)
+            if not sample:
+                return None, "refused"
+            outcome = "last_resort"
+        preferred = self._preferred(question) if question.demand.blocks or question.home else []
+        for replica in preferred:
+            if all(replica.name != other.name for other in sample) and not excluded_by(replica, question):
+                sample.append(replica)
+        best = self._best(sample, question, random)
+        if outcome == "load" and best in preferred:
+            outcome = "prefix" if self.prefixes.depth(best.name, question.demand.blocks) else "affinity"
+        return best, outcome
+
+    def _draw(self, pool: tuple[Replica, ...], question: Question, random: Random) -> list[Replica]:
+        """Replicas that nothing excludes, CHOICES different ones if there are so many."""
+        excluded_by = self.filters.excluded_by
+        if len(pool) <= CHOICES:
+            return [replica for replica in pool if not excluded_by(replica, question)]
+        found: list[Replica] = []
+        for _ in range(DRAWS_MAX):
+            drawn = pool[int(random() * len(pool))]
+            if drawn in found or excluded_by(drawn, question):
+                continue
+            found.append(drawn)
+            if len(found) == CHOICES:
+                return found
+        return _sample([replica for replica in pool if not excluded_by(replica, question)], CHOICES, random)
+
+    def _preferred(self, question: Question) -> list[Replica]:
+        """Those that keep the beginning of the prompt, and the home of the session."""
+        names = self.prefixes.holders(question.demand.blocks, PREFERRED)
+        if question.home and question.home not in names:
+            names.append(question.home)
+        found = []
+        for name in names:
+            standing = self.loads.standing(name)
+            replica = standing.replica if standing is not None else None
+            if replica is not None and replica.revision == question.revision.name:
+                found.append(replica)
+        return found
+
+    def _best(self, sample: list[Replica], question: Question, random: Random) -> Replica:
+        if len(sample) == 1:
+            return sample[0]
+        totals = [sum(self._score(replica, question)) for replica in sample]
+        least = min(totals) + EQUAL_S
+        best = [replica for replica, total in zip(sample, totals, strict=True) if total <= least]
+        return best[0] if len(best) == 1 else best[int(random() * len(best))]
+
+    def _score(self, replica: Replica, question: Question) -> Score:
+        demand, now, name, loads = question.demand, question.now, replica.name, self.loads
+        standing = loads.standing(name)
+        if standing is None or standing.replica is None:
+            standing = Standing(name, loads.habits(replica.revision))
+            standing.replica = replica
+        tokens, cached_share = float(demand.prompt_size), 0.0
+        if not demand.is_tokens:
+            tokens /= standing.habits.bytes_per_token
+        if demand.blocks and (depth := self.prefixes.depth(name, demand.blocks)):
+            cached_share = min(1.0, depth * demand.block_size / demand.prompt_size) * self.prefixes.trust(name)
+        return scores.score(
+            standing,
+            loads.weight(standing, now),
+            self.slow_start.weight(name, now),
+            tokens,
+            demand.output_tokens,
+            cached_share,
+            is_home=name == question.home,
+            priority=demand.priority,
+            failed=question.failed,
+        )
+
+    def _candidate(self, replica: Replica, question: Question) -> Candidate:
+        excluded_by = self.filters.excluded_by(replica, question)
+        standing = self.loads.standing(replica.name)
+        return Candidate(
+            replica,
+            excluded_by,
+            None if excluded_by else self._score(replica, question),
+            len(standing.tokens) if standing is not None else 0,
+            standing.age_s(question.now) if standing is not None else None,
+        )
+
+    # What becomes of attempts
+
+    def dispatched(self, token: int, replica: str, epoch: int, revision: str, demand: Demand, now: float) -> None:
+        """An attempt was sent to a replica."""
+        expected = self.prefixes.depth(replica, demand.blocks) if demand.blocks else 0
+        self._flights[token] = _Flight(replica, revision, epoch, demand, expected)
+        self.silent.add(token)
+        self.loads.begin(token, replica)
+        self.outliers.dispatched(replica, token, now)
+        self.affinity.serve(demand.affinity, replica, now)
+
+    def admitted(self, token: int, prompt_tokens: int, cached_prompt_tokens: int, now: float) -> None:
+        """An engine has begun: it tells how long the prompt is, and what of it was kept."""
+        flight = self._flights.get(token)
+        if flight is None:
+            return
+        self.loads.admitted(token, now)
+        demand, standing = flight.demand, self.loads.standing(flight.replica)
+        if not prompt_tokens or not demand.prompt_size or standing is None or standing.replica is None:
+            return
+        if not demand.is_tokens:
+            habits = standing.habits
+            habits.bytes_per_token += _LEARN * (demand.prompt_size / prompt_tokens - habits.bytes_per_token)
+        if demand.blocks and standing.replica.epoch == flight.epoch:
+            hashed = len(demand.blocks) * demand.block_size
+            share = cached_prompt_tokens / prompt_tokens * demand.prompt_size / hashed
+            self.prefixes.correct(flight.replica, demand.blocks, flight.expected, min(1.0, share))
+            self.prefixes.keep(flight.replica, demand.blocks)
+
+    def first_output(self, token: int, now: float) -> None:
+        """An attempt's first token has come. Called again it does nothing."""
+        if token not in self.silent:
+            return
+        self.silent.discard(token)
+        flight = self._flights[token]
+        if self.outliers.succeeded(flight.revision, flight.replica, token, now):
+            self.slow_start.begin(flight.replica, now)
+
+    def ended(self, token: int, reason: Reason | None, now: float) -> None:
+        """An attempt is over; `reason`: why, if it did not end well. Called again it does nothing."""
+        flight = self._flights.pop(token, None)
+        if flight is None:
+            return
+        is_silent = token in self.silent
+        self.loads.end(token, now, is_measured=not is_silent)
+        if not is_silent:
+            return
+        self.silent.discard(token)
+        if reason is None:
+            if self.outliers.succeeded(flight.revision, flight.replica, token, now):
+                self.slow_start.begin(flight.replica, now)
+        elif reason in FAULTS:
+            self.outliers.faulted(flight.revision, flight.replica, token, now)
+        else:
+            self.outliers.released(flight.replica, token)
+            if reason is Reason.STALE_EPOCH:
+                self.filters.epoch_refused(flight.replica, flight.epoch, now)
+
+    def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
+        """A Scheduler's report has come, `age_s` seconds old."""
+        self.loads.report(replica, report, now, age_s)
+
+
+def _sample(found: list[Replica], count: int, random: Random) -> list[Replica]:
+    """`count` different ones, or all."""
+    if len(found) <= count:
+        return found
+    chosen: list[Replica] = []
+    for _ in range(count):
+        chosen.append(found.pop(int(random() * len(found))))
+    return chosen
