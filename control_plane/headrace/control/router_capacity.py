@@ -14,8 +14,9 @@ What runs already is kept. While it is more than `allowed`, nothing new is taken
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.control.attempt_book import waiting_max
 from headrace.control.resources import Execution, Replica
@@ -58,9 +59,9 @@ def domains_of(replica: Replica) -> tuple[tuple[str, ...], ...]:
     return tuple(path[: level + 1] for level in range(3) if path[level])
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    requests: float
+class _Member(NamedTuple):
+    replica: Replica
+    holds: Holds
     domains: tuple[tuple[str, ...], ...]
 
 
@@ -79,9 +80,9 @@ class RevisionCapacity:
         """Failure domains that were lost whole."""
 
     @property
-    def replicas(self) -> int:
-        """Usable replicas."""
-        return len(self._members)
+    def replicas(self) -> Set[str]:
+        """Names of the usable replicas."""
+        return self._members.keys()
 
     def allowed(self, now: float) -> Holds:
         """What may be held now."""
@@ -100,14 +101,17 @@ class RevisionCapacity:
             now: monotonic seconds.
         """
         allowed = self.allowed(now).requests
-        total = Holds()
-        members: dict[str, _Member] = {}
+        before, members = self._members, {}
+        requests = tokens = 0.0
         for replica in usable:
-            one = holds_of(replica, execution)
-            total = Holds(total.requests + one.requests, total.tokens + one.tokens)
-            members[replica.name] = _Member(one.requests, domains_of(replica))
-        before, self._members = self._members, members
-        self._holds = total.scaled(HEADROOM * min(1.0, 2.0 / max(1, routers)))
+            one = before.get(replica.name)
+            if one is None or one.replica is not replica:  # most are as they were: snapshots share them
+                one = _Member(replica, holds_of(replica, execution), domains_of(replica))
+            members[replica.name] = one
+            requests += one.holds.requests
+            tokens += one.holds.tokens
+        self._members = members
+        self._holds = Holds(requests, tokens).scaled(HEADROOM * min(1.0, 2.0 / max(1, routers)))
         self._since = now
         if not members or not self._had_any:
             self._share = 1.0  # nothing can have piled up for those who come first
@@ -135,5 +139,5 @@ def _lost_domain(before: dict[str, _Member], after: dict[str, _Member], planned:
     for member in gone.values():
         for domain in member.domains:
             if domain not in alive:
-                lost[domain] = lost.get(domain, 0.0) + member.requests
-    return max(lost.values(), default=0.0) >= DOMAIN_SHARE * sum(member.requests for member in before.values())
+                lost[domain] = lost.get(domain, 0.0) + member.holds.requests
+    return max(lost.values(), default=0.0) >= DOMAIN_SHARE * sum(member.holds.requests for member in before.values())
