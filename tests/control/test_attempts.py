@@ -2,10 +2,11 @@
 
 import pytest
 
-from headrace.control import attempts
+from headrace.control import attempt_events
 from headrace.control.attempt_book import Cause
 from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, Reason
+from headrace.control.worker_queue import WAITING_BYTES_MAX
 from support.attempts import REVISION, RUN, book, wanted
 
 
@@ -27,7 +28,7 @@ def ledger() -> AttemptLedger:
         ({"remaining_s": -1.0}, Reason.DEADLINE_EXCEEDED),
         ({"queue_s": 0.0}, Reason.QUEUE_TIMEOUT),
         ({"remaining_s": 0.0, "queue_s": 0.0}, Reason.DEADLINE_EXCEEDED),
-        ({"input_bytes": attempts.WAITING_BYTES_MAX + 1}, Reason.OVERLOADED),
+        ({"input_bytes": WAITING_BYTES_MAX + 1}, Reason.OVERLOADED),
     ],
     ids=str,
 )
@@ -70,13 +71,13 @@ def test_draining_refuses_new_attempts_and_keeps_the_old(ledger):
 
 
 def test_only_so_many_wait(ledger):
-    limit = ledger.workers["replicas/a"].waiting_max
+    limit = ledger.queues["replicas/a"].requests_max
     for token in range(1, limit + 1):
         ledger.dispatch(wanted(token), 0.0)
     with pytest.raises(Failure) as refused:
         ledger.dispatch(wanted(1000), 0.0)
     assert refused.value.reason is Reason.OVERLOADED
-    assert refused.value.metadata == {"queueDepth": str(limit), "limit": str(limit)}
+    assert refused.value.metadata == {"queueDepth": str(limit), "limit": str(limit), "stage": "requests"}
     ledger.admit(1, RUN, 5, 1.0)
     ledger.dispatch(wanted(1001), 1.0)
 
@@ -95,7 +96,7 @@ def test_a_repetition_is_dropped_for_its_session_and_refused_to_another(ledger):
 
 
 def test_old_tokens_are_forgotten_in_order(ledger, monkeypatch):
-    monkeypatch.setattr(attempts, "REMEMBERED_TOKENS", 2)
+    monkeypatch.setattr(attempt_events, "REMEMBERED_TOKENS", 2)
     for token in (1, 2, 3):
         ledger.dispatch(wanted(token), 0.0)
         ledger.finish(token, RUN)
@@ -216,7 +217,7 @@ def test_the_end_of_a_preemption_may_be_told_before_its_beginning(ledger):
 
 
 def test_readers_that_stand_still_do_not_close_the_queue_until_there_are_many(ledger):
-    limit = ledger.workers["replicas/a"].waiting_max
+    limit = ledger.queues["replicas/a"].requests_max
     for token in range(1, limit):
         ledger.dispatch(wanted(token), 0.0)
         ledger.admit(token, RUN, 5, 0.0)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.control.attempt_book import Cause
 from headrace.control.attempts import AttemptLedger
 from headrace.control.errors import Failure
+from headrace.control.priority import Priority
 from support.attempts import book, wanted
 
 PICK = st.integers(0, 100)
@@ -22,6 +23,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = AttemptLedger()
         self.owed: dict[int, str] = {}
         self.ended: set[int] = set()
+        self.handed: set[int] = set()
+        self.now = 0.0
         self.run: dict[int, int] = {}
         self.preemptions: dict[int, dict[bool, int]] = {}
         self.epoch = 1
@@ -42,28 +45,65 @@ class LedgerMachine(RuleBasedStateMachine):
         token = self._token(pick)
         return token, self.run.get(token, 0) + is_old
 
+    def _settle(self) -> None:
+        """What the ledger has decided by itself: each is told once."""
+        for attempt in self.ledger.take_ready():
+            assert attempt.token not in self.handed
+            self.handed.add(attempt.token)
+        for ended in self.ledger.take_ended():
+            assert ended.attempt.token not in self.handed
+            assert (ended.failure is None) == (ended.attempt.cause is not None)
+            self._end(ended.attempt.token)
+
     def _end(self, token: int) -> None:
         assert token not in self.ended
         self.ended.add(token)
         del self.owed[token]
 
-    @rule(replica=st.sampled_from("ab"), sessions=st.lists(st.integers(1, 3), min_size=1, max_size=4), is_old=OLD)
-    def dispatch(self, replica, sessions, is_old):
+    @rule(
+        replica=st.sampled_from("ab"),
+        sessions=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+        is_old=OLD,
+        priority=st.sampled_from(Priority),
+        queue_s=st.sampled_from([None, 1.0, 5.0]),
+        size=st.sampled_from([10, 300]),
+    )
+    def dispatch(self, replica, sessions, is_old, priority=Priority.STANDARD, queue_s=None, size=10):
         name = f"replicas/{replica}"
         for session in sessions:
             token, self.next = self.next, self.next + 1
             try:
-                self.ledger.dispatch(wanted(token, replica=name, session=session, epoch=1 + is_old), 0.0)
+                asked = wanted(
+                    token,
+                    replica=name,
+                    session=session,
+                    tenant=f"tenants/{session}",
+                    epoch=1 + is_old,
+                    priority=priority,
+                    queue_s=queue_s,
+                    input_bytes=size,
+                )
+                self.ledger.dispatch(asked, self.now)
                 self.owed[token] = name
                 self.run[token] = self.runs[replica]
             except Failure:
                 self.ended.add(token)
+            self._settle()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0]))
+    def advance(self, seconds):
+        self.now += seconds
+        self.ledger.advance(self.now)
+        self._settle()
+        assert self.ledger.next_due() > self.now, "it would be called again at once"
+        for queue in self.ledger.queues.values():
+            assert not queue.waiting or queue.book.active + queue.book.staged, "an idle engine, and somebody waits"
 
     @rule(pick=PICK, is_old=OLD)
     def admit(self, pick, is_old):
         token, run = self._speak_of(pick, is_old)
-        attempt = self.ledger.admit(token, run, 5, 1.0)
-        assert attempt is None or (token in self.owed and self.run[token] == run)
+        attempt = self.ledger.admit(token, run, 5, self.now)
+        assert attempt is None or (token in self.owed and token in self.handed and self.run[token] == run)
 
     @rule(pick=PICK, told=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=5))
     def preempt_and_resume(self, pick, told):
@@ -86,13 +126,16 @@ class LedgerMachine(RuleBasedStateMachine):
         token, run = self._speak_of(pick, is_old)
         if self.ledger.finish(token, run) is not None:
             assert self.run[token] == run
+            assert token in self.handed
             self._end(token)
 
     @rule(pick=PICK, session=st.integers(1, 3))
     def cancel(self, pick, session):
         token = self._token(pick)
-        if self.ledger.cancel(token, session, Cause.CANCELLED, 1.0) is not None:
+        if self.ledger.cancel(token, session, Cause.CANCELLED, self.now) is not None:
             assert token in self.owed
+            assert token in self.handed, "the engine knows nothing of it"
+        self._settle()
 
     @rule(pick=PICK, session=st.integers(1, 3), limit=st.integers(0, 100))
     def credit(self, pick, session, limit):
@@ -104,8 +147,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(session=st.integers(1, 3))
     def close_session(self, session):
-        for replica, tokens in self.ledger.close_session(session, 1.0).items():
-            assert all(self.owed[token] == replica for token in tokens)
+        for replica, tokens in self.ledger.close_session(session, self.now).items():
+            assert all(self.owed[token] == replica and token in self.handed for token in tokens)
+        self._settle()
 
     @precondition(lambda self: len(self.owed) > 3)
     @rule(replica=st.sampled_from("ab"), is_back=st.booleans())
@@ -142,6 +186,17 @@ class LedgerMachine(RuleBasedStateMachine):
             assert kept.active == sum(a.is_active for a in here)
             assert kept.preempted == sum(a.is_preempted for a in here)
             assert kept.waiting == sum(a.admitted_at is None for a in here)
+            queue = ledger.queues[replica]
+            assert {a.token for a in here if a.is_queued} == queue.waiting._entries.keys()
+            assert {a.token for a in here if not a.is_queued} == self.handed & {a.token for a in here}
+            assert kept.staged == sum(a.is_staged for a in here)
+            assert kept.staged_cells == sum(a.kv_cells for a in here if a.is_staged)
+            assert kept.shorts == sum(a.load_class.is_short and not a.is_queued for a in here)
+            assert queue.waiting.tokens == sum(a.kv_cells for a in here if a.is_queued)
+            assert queue.waiting.tokens <= max(queue.tokens_max, 100)
+            assert kept.waiting <= queue.requests_max
+            # At most the slots and what is staged, but for those that came back from a preemption.
+            assert kept.staged <= kept.slots + 1
             assert kept.waiting + kept.active + kept.preempted == len(here)
             assert kept.kv_cells_reserved == sum(a.kv_cells for a in here if a.is_active)
             assert all(a.incarnation == kept.incarnation for a in here)

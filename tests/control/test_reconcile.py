@@ -12,7 +12,7 @@ from headrace.control.reconcile import LOOK_EVERY_S, Findings, Reconciler
 
 def attempt(token, received_at=0.0):
     budget = Budget(received_at=received_at, deadline_at=math.inf, queue_s=None, execution_s=None)
-    return Attempt(token, 1, "replicas/r", 1, 0, 0, budget, 10, 10)
+    return Attempt(token, 1, "replicas/r", 1, 0, 0, budget, 10, 10, handed_at=received_at)
 
 
 def look(reconciler, books, live, now):

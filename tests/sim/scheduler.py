@@ -6,6 +6,7 @@ has lost it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,6 +95,8 @@ class Scheduler:
         self.sessions: dict[int, Pipe] = {}
         self._operations: dict[str, Pipe] = {}
         self._incarnations = 0
+        self._due_ms = -1
+        """When the ledger is looked at next; -1: at the next event only."""
 
     # Workers
 
@@ -133,11 +136,13 @@ class Scheduler:
             else:
                 finish, reason = Finish.FAILED, Reason.WORKER_LOST_BEFORE_OUTPUT
             self._tell_end(attempt, finish, reason, release_s=None, tokens=None if had_output else 0)
+        self._advance()
 
     def cut_worker(self, replica: str) -> None:
         """The grace of a drain is over."""
         for token in self.ledger.cancel_worker(replica, Cause.DRAINED, self.world.time.now):
             self._tell_engine(replica, Cancel((token,), "cancelled"))
+        self._advance()
 
     # Sessions
 
@@ -150,6 +155,7 @@ class Scheduler:
             return
         for replica, tokens in self.ledger.close_session(number, self.world.time.now).items():
             self._tell_engine(replica, Cancel(tuple(tokens), "cancelled"))
+        self._advance()
 
     def take(self, number: int, frame: list[ToScheduler]) -> None:
         """Act on one frame of a session."""
@@ -174,30 +180,61 @@ class Scheduler:
             if attempt is not None:
                 late = message.cause is Cause.DEADLINE_EXCEEDED
                 self._tell_engine(attempt.replica, Cancel((message.token,), "deadline" if late else "cancelled"))
+        self._advance()
 
     def _dispatch(self, message: Dispatch, now: float) -> None:
         wanted = message.wanted
         try:
-            attempt = self.ledger.dispatch(wanted, now)
+            self.ledger.dispatch(wanted, now, message.prompt)
         except DuplicateAttempt:
             return
         except Failure as failure:
             self.world.counts[f"refused_{failure.reason.name.lower()}"] += 1
             self._put(wanted.session, Ended(wanted.token, wanted.record_version, refusal(failure.reason)))
             return
-        engine = self.engines[wanted.replica]
-        self.world.laws.on_dispatched(wanted, engine)
-        budget = attempt.budget
-        limits = (budget.remaining_s(now), budget.queue_remaining_s(now), budget.execution_s)
-        operation = submit(
-            wanted.token,
-            message.prompt,
-            max_tokens=wanted.max_tokens,
-            credit=wanted.credit_limit,
-            now_ns=self.world.time.now_ns,
-            limits=limits,
-        )
-        self._operations[wanted.replica].send(operation)
+        self.world.laws.on_dispatched(wanted, self.engines[wanted.replica])
+        self._flush()
+
+    # The queue
+
+    def _advance(self) -> None:
+        time = self.world.time
+        self.ledger.advance(time.now)
+        self._flush()
+        due = self.ledger.next_due()
+        due_ms = -1 if due == math.inf else math.floor(due * 1_000) + 1
+        if due_ms != self._due_ms:
+            self._due_ms = due_ms
+            if due_ms >= 0:
+                time.later(max(0, due_ms - time.now_ns // 1_000_000), self._on_timer, due_ms)
+
+    def _on_timer(self, due_ms: int) -> None:
+        if due_ms == self._due_ms:
+            self._due_ms = -1
+            self._advance()
+
+    def _flush(self) -> None:
+        now = self.world.time.now
+        for attempt in self.ledger.take_ready():
+            budget = attempt.budget
+            operation = submit(
+                attempt.token,
+                attempt.payload,
+                max_tokens=attempt.max_tokens,
+                credit=attempt.credit_limit,
+                now_ns=self.world.time.now_ns,
+                limits=(budget.remaining_s(now), budget.queue_remaining_s(now), budget.execution_s),
+            )
+            self._operations[attempt.replica].send(operation)
+        for attempt, failure in ((ended.attempt, ended.failure) for ended in self.ledger.take_ended()):
+            if failure is not None:
+                self.world.counts[f"queue_{failure.reason.name.lower()}"] += 1
+                self._put(attempt.session, Ended(attempt.token, attempt.record_version, refusal(failure.reason)))
+                continue
+            assert attempt.cause is not None
+            self.world.counts["cancelled_in_queue"] += 1
+            finish, reason = CAUSE_END[attempt.cause]
+            self._tell_end(attempt, finish, reason, release_s=None, tokens=0)
 
     # Engines
 
@@ -216,6 +253,7 @@ class Scheduler:
             if event["type"] in ("finished", "refused"):
                 self.on_finished(event, incarnation)
                 self.world.repeat("finish", self.on_finished, event, incarnation)
+        self._advance()
 
     def _late_event(self, event: Mapping[str, Any], incarnation: int) -> None:
         """Of an engine that does not serve any more: the ledger itself has to refuse it."""

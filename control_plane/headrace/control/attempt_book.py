@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.control.deadlines import Budget
-from headrace.control.errors import Reason
+from headrace.control.errors import Failure, Reason
+from headrace.control.load_class import NO_CLASS, LoadClass, load_class, tokens_of_bytes
 from headrace.control.priority import Priority
 
 WAITING_MIN = 16
@@ -55,10 +57,20 @@ class Attempt:
     """Tokens it may generate; with the prompt, the KV cells that the engine reserves."""
     credit_limit: int
     """Tokens it may generate until more is granted."""
+    tenant: str = ""
+    priority: Priority = Priority.STANDARD
+    load_class: LoadClass = NO_CLASS
+    prompt_tokens: int = 0
+    """Tokens of its prompt: as estimated, until the engine has counted them."""
+    is_extra: bool = False
+    """Whether it is a retry, a hedge or a continuation."""
+    handed_at: float | None = None
+    """When it was given to the engine; None while it waits in the Scheduler. Monotonic seconds, like every time."""
     admitted_at: float | None = None
-    """Monotonic seconds, like every time here."""
     kv_cells: int = 0
-    """KV cells that it holds, or needs again while it is preempted."""
+    """KV cells that it holds, or needs again while it is preempted; before that, what it is expected to need."""
+    payload: Any = None
+    """What the carrier needs to hand it over; nothing here looks at it."""
     preempted_last: int = 0
     """Number of the newest preemption that was told; the first one is 1."""
     resumed_last: int = 0
@@ -73,6 +85,16 @@ class Attempt:
     def received_at(self) -> float:
         """When its dispatch arrived."""
         return self.budget.received_at
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the engine knows nothing of it yet."""
+        return self.handed_at is None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the engine has it and has not begun."""
+        return self.handed_at is not None and self.admitted_at is None
 
     @property
     def is_preempted(self) -> bool:
@@ -104,6 +126,33 @@ class Dispatched:
     """Longest run from the engine's admission on; None: no limit."""
     credit_limit: int = 0
     record_version: int = 0
+    tenant: str = ""
+    priority: Priority = Priority.STANDARD
+    effort: str = ""
+    """Reasoning effort in force."""
+    prompt_estimate: int = 0
+    """Tokens of the prompt; 0: as its bytes tell."""
+    is_extra: bool = False
+    """Whether it is a retry, a hedge or a continuation."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, as estimated."""
+        return self.prompt_estimate or tokens_of_bytes(self.input_bytes)
+
+    @property
+    def load_class(self) -> LoadClass:
+        """Its class."""
+        return load_class(self.revision, self.effort, self.prompt_tokens, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedHere:
+    """An attempt that ended while the engine knew nothing of it."""
+
+    attempt: Attempt
+    failure: Failure | None
+    """Why; None: for its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +165,15 @@ class Load:
     slots: int
     kv_cells_reserved: int
     kv_cells: int
+    queue_wait_s: float = 0.0
+    """What a request of middling size that came now would wait; 0 where nothing was measured and a slot is free."""
+    waiting_tokens: int = 0
+    """KV cells that those who wait in the Scheduler will need."""
+    concurrency_limit: int = 0
+    """Attempts that the engine is given at a time; at most its slots."""
+    admits_from: Priority = Priority.SHEDDABLE
+    prefill_tokens_per_s: int = 0
+    """0: not known."""
 
 
 def waiting_max(slots: int) -> int:
@@ -138,7 +196,13 @@ class WorkerBook:
     """Number of this run; differs for each run of any worker of this process."""
     draining: bool = False
     waiting: int = 0
-    """Attempts that the engine has not begun with."""
+    """Attempts that the engine has not begun with, whether it has them or not."""
+    staged: int = 0
+    """Of them, those that it has."""
+    staged_cells: int = 0
+    """KV cells that those will need."""
+    shorts: int = 0
+    """Attempts of short load classes that the engine has."""
     active: int = 0
     """Attempts that hold a slot."""
     preempted: int = 0
@@ -152,11 +216,6 @@ class WorkerBook:
     admits_from: Priority = Priority.SHEDDABLE
     """Dispatches below this priority are refused, set by the policy of overload; the lowest one: none is."""
 
-    @property
-    def waiting_max(self) -> int:
-        """Attempts that may wait for a slot."""
-        return waiting_max(self.slots)
-
     def session_of(self, token: int) -> int:
         """The session that an attempt's output goes to; 0: nobody. The hot path's only question."""
         attempt = self.attempts.get(token)
@@ -165,7 +224,7 @@ class WorkerBook:
 
 @dataclass(slots=True)
 class AttemptCounts:
-    """Things that are counted; all but the last four are dropped and have no other effect."""
+    """Things that are counted; all but the last five are dropped and have no other effect."""
 
     duplicates: int = 0
     """Dispatches that repeat a token."""
@@ -177,6 +236,8 @@ class AttemptCounts:
     """What another run of an engine said than the one that the attempt was given to."""
     stale_credits: int = 0
     """Credits that are not higher than the one before."""
+    refused: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Attempts refused or shed here, by reason and by the stage that the refusal names."""
     preemptions: int = 0
     resumptions: int = 0
     cancels_asked: int = 0

@@ -1,13 +1,18 @@
 """The Scheduler's ledger of attempts: which may start, whose they are, and how each ends exactly once.
 
-    dispatch --> WAITING --admitted--> ACTIVE --finished--> (ended)
-                    |                   |  ^
-                    |          preempted|  |resumed
-                    |                   v  |
-                    |                PREEMPTED --finished--> (ended)
-                    |                     |
-                    +------- cancel ------+--> the same state, with a cause; ended when the engine confirms
-                    +---- worker lost ----+--> (ended)
+    dispatch --> QUEUED --handed over--> STAGED --admitted--> ACTIVE --finished--> (ended)
+                    |                      |                   |  ^
+                    |                      |          preempted|  |resumed
+                    |                      |                   v  |
+                    |                      |                PREEMPTED --finished--> (ended)
+                    |                      |                     |
+                    |                      +------- cancel ------+--> the same state, with a cause; ended when the
+                    |                      |                     |    engine confirms
+                    |                      +---- worker lost ----+--> (ended)
+                    +-- cancelled, shed, too late, worker lost -----> (ended), at once: no engine knows of it
+
+Who is handed over, and when, is decided by headrace.control.worker_queue. `dispatch` and `advance` decide it; whoever
+calls a method here takes what is ready and what has ended before anything else happens.
 
 Nothing here happens once a token. Output passes by the ledger: the hot path only asks a worker's book for the
 owner of an attempt, and `outputs` remembers who has had any.
@@ -25,39 +30,27 @@ Sans-io.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from headrace.control.attempt_book import CAUSE_OF_LIMIT, Attempt, AttemptCounts, Cause, Dispatched, Load, WorkerBook
+from headrace.control.attempt_book import CAUSE_OF_LIMIT, Attempt, Cause, Dispatched, EndedHere, WorkerBook
+from headrace.control.attempt_events import AttemptBooks
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Failure, Reason
-
-WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""Input that may wait in all workers together."""
-REMEMBERED_TOKENS = 65_536
-"""Ended attempt tokens that are still known, so that a repeated dispatch is not run again."""
+from headrace.control.worker_queue import QueueSettings, WorkerQueue, estimate_cells
 
 
 class DuplicateAttempt(Exception):
     """A dispatch repeats a token of the same session: the first one stands, nothing is sent."""
 
 
-class AttemptLedger:
-    """All attempts of one Scheduler. Invariant: an attempt is in `attempts` until its one end."""
+class AttemptLedger(AttemptBooks):
+    """The books, with what Routers ask for and what time does."""
 
-    def __init__(self) -> None:
-        self.attempts: dict[int, Attempt] = {}
-        self.workers: dict[str, WorkerBook] = {}
-        self.outputs: set[int] = set()
-        """Attempts of which output was forwarded; the hot path adds whole steps."""
-        self.counts = AttemptCounts()
+    def __init__(self, settings: QueueSettings | None = None) -> None:
+        super().__init__(settings)
         self.draining = False
         self.revoked: frozenset[str] = frozenset()
         """Revisions and replicas on which nothing may start."""
-        self.version = 0
-        """Rises whenever a load may have changed."""
-        self._waiting_bytes = 0
-        self._ended: OrderedDict[int, None] = OrderedDict()
 
     # Workers
 
@@ -65,6 +58,7 @@ class AttemptLedger:
         """Take a worker into the books: it is READY."""
         assert book.replica not in self.workers
         self.workers[book.replica] = book
+        self.queues[book.replica] = WorkerQueue(book, self.times, self.settings)
         self.version += 1
 
     def add_epoch(self, replica: str, epoch: int) -> None:
@@ -74,7 +68,7 @@ class AttemptLedger:
             book.epochs = (*book.epochs[-1:], epoch)
 
     def drain_worker(self, replica: str) -> None:
-        """Refuse new attempts for this worker."""
+        """Refuse new attempts for this worker; what waits is kept, as it was accepted."""
         if replica in self.workers:
             self.workers[replica].draining = True
 
@@ -84,7 +78,7 @@ class AttemptLedger:
         Returns:
             Each attempt that ended by this, with whether output of it was forwarded.
         """
-        book = self.workers.pop(replica, None)
+        book = self.workers.get(replica)
         if book is None:
             return ()
         self.version += 1
@@ -92,12 +86,19 @@ class AttemptLedger:
         for attempt in tuple(book.attempts.values()):
             ended.append((attempt, attempt.token in self.outputs))
             self._end(attempt, book)
+        del self.workers[replica], self.queues[replica]
+        self._freed.discard(replica)
         return tuple(ended)
 
     # Attempts
 
-    def dispatch(self, wanted: Dispatched, now: float) -> Attempt:
-        """Decide whether an attempt may start, and enter it as WAITING.
+    def dispatch(self, wanted: Dispatched, now: float, payload: object = None) -> Attempt:
+        """Decide whether an attempt may start, and let it wait for its turn, which may have come.
+
+        Args:
+            wanted: the attempt.
+            now: monotonic seconds.
+            payload: what the carrier needs to hand it over.
 
         Raises:
             DuplicateAttempt: the session repeats itself; nothing is to be sent.
@@ -106,96 +107,48 @@ class AttemptLedger:
         self._refuse_repetition(wanted)
         try:
             book = self._worker_for(wanted)
-        except Failure:
+            attempt = self._make(wanted, book, now, payload)
+            self._enter(attempt, wanted, book, now)
+        except Failure as failure:
+            self._count_refusal(failure)
             self._remember(wanted.token)  # its one end is this refusal
             raise
-        attempt = Attempt(
-            token=wanted.token,
-            session=wanted.session,
-            replica=wanted.replica,
-            incarnation=book.incarnation,
-            record_version=wanted.record_version,
-            input_bytes=wanted.input_bytes,
-            budget=Budget(
-                received_at=now,
-                deadline_at=math.inf if wanted.remaining_s is None else now + wanted.remaining_s,
-                queue_s=wanted.queue_s,
-                execution_s=wanted.execution_s,
-            ),
-            max_tokens=wanted.max_tokens,
-            credit_limit=wanted.credit_limit,
-        )
-        self.attempts[wanted.token] = attempt
-        book.attempts[wanted.token] = attempt
-        book.sessions[wanted.session] = book.sessions.get(wanted.session, 0) + 1
-        book.waiting += 1
-        self._waiting_bytes += wanted.input_bytes
-        self.version += 1
+        self._hand_over(self.queues[book.replica], now)
         return attempt
 
-    def admit(self, token: int, incarnation: int, prompt_tokens: int, now: float) -> Attempt | None:
-        """The engine has begun with an attempt; None when the event does not count."""
-        attempt = self._of_engine(token, incarnation)
-        if attempt is None or attempt.admitted_at is not None:
-            self.counts.late += attempt is not None
-            return None
-        book = self.workers[attempt.replica]
-        attempt.admitted_at = now
-        # What the engine reserves: prompt and output, never more than the context holds.
-        attempt.kv_cells = min(prompt_tokens + attempt.max_tokens, book.context_tokens)
-        book.waiting -= 1
-        self._waiting_bytes -= attempt.input_bytes
-        self._take_slot(attempt, book)
-        return attempt
+    def advance(self, now: float) -> None:
+        """Hand over what may be, and end what has waited too long. At any event of an engine, and at `next_due`."""
+        for replica, queue in self.queues.items():
+            for token in queue.waiting.expired(now):
+                self._expire(self.attempts[token], now)
+            if replica in self._freed or queue.next_due() <= now:
+                self._hand_over(queue, now)
+        self._freed.clear()
 
-    def preempt(self, token: int, incarnation: int, number: int) -> Attempt | None:
-        """The engine has taken slot and KV back, for the `number`th time; None when the event does not count.
+    def look_again(self) -> None:
+        """Let the next `advance` look at every queue: a limit may have changed."""
+        self._freed.update(self.queues)
 
-        Responses are merged, so that the end of a preemption may be told before its beginning.
-        """
-        attempt = self._of_engine(token, incarnation)
-        if attempt is None or attempt.admitted_at is None or number <= attempt.preempted_last:
-            self.counts.late += attempt is not None
-            return None
-        was_active = attempt.is_active
-        attempt.preempted_last = number
-        self.counts.preemptions += 1
-        if was_active and not attempt.is_active:
-            book = self.workers[attempt.replica]
-            self._give_slot(attempt, book)
-            book.preempted += 1
-        return attempt
+    def next_due(self) -> float:
+        """When to call `advance` though nothing has happened; infinite: never."""
+        return min((queue.next_due() for queue in self.queues.values()), default=math.inf)
 
-    def resume(self, token: int, incarnation: int, number: int) -> Attempt | None:
-        """The engine has given slot and KV again after that preemption; None when the event does not count."""
-        attempt = self._of_engine(token, incarnation)
-        if attempt is None or attempt.admitted_at is None or number <= attempt.resumed_last:
-            self.counts.late += attempt is not None
-            return None
-        was_active = attempt.is_active
-        attempt.resumed_last = number
-        self.counts.resumptions += 1
-        if not was_active and attempt.is_active:
-            book = self.workers[attempt.replica]
-            book.preempted -= 1
-            self._take_slot(attempt, book)
-        return attempt
+    def take_ready(self) -> list[Attempt]:
+        """Attempts to give to their engines, in this order; each is returned once."""
+        ready, self._ready = self._ready, []
+        return ready
 
-    def finish(self, token: int, incarnation: int) -> Attempt | None:
-        """The engine has let go of an attempt; None when the event does not count."""
-        attempt = self._of_engine(token, incarnation)
-        if attempt is None:
-            return None
-        self.counts.cancels_confirmed += attempt.cause is not None
-        self._end(attempt, self.workers[attempt.replica])
-        return attempt
+    def take_ended(self) -> list[EndedHere]:
+        """Attempts that ended while they waited; each is returned once."""
+        ended, self._ended_here = self._ended_here, []
+        return ended
 
     def credit(self, token: int, session: int, limit: int) -> Attempt | None:
         """Raise the limit of an attempt.
 
         Returns:
             The attempt, when the engine has to be told; None when that is no more than it may already, when it is
-            to end anyway, or when it does not concern `session`.
+            to end anyway, when the engine will hear it with the attempt, or when it does not concern `session`.
         """
         attempt = self._of_session(token, session)
         if attempt is None:
@@ -207,26 +160,39 @@ class AttemptLedger:
             self.counts.stale_credits += 1
             return None
         attempt.credit_limit = limit
-        return attempt
+        return None if attempt.is_queued else attempt
 
     def cancel(self, token: int, session: int, cause: Cause, now: float) -> Attempt | None:
-        """Mark an attempt for its end. The first cause stands.
+        """Mark an attempt for its end; one that waits here ends at once. The first cause stands.
 
         Returns:
-            The attempt, when the engine has to be told; None when it was told before or does not concern `session`.
+            The attempt, when the engine has to be told; None when it was told before, knows nothing of it, or when it
+            does not concern `session`.
         """
         attempt = self._of_session(token, session)
         if attempt is None:
             return None
         if self._mark(attempt, cause, now):
-            return attempt
+            return attempt if attempt.token in self.attempts else None
         self.counts.duplicate_cancels += 1
         return None
 
     def cancel_worker(self, replica: str, cause: Cause, now: float) -> list[int]:
         """Mark every attempt of a worker for its end; returns those that the engine has to be told of."""
         book = self.workers.get(replica)
-        return [a.token for a in book.attempts.values() if self._mark(a, cause, now)] if book else []
+        marked = [a for a in tuple(book.attempts.values()) if self._mark(a, cause, now)] if book else []
+        return [a.token for a in marked if a.token in self.attempts]
+
+    def shed(self, replica: str, count: int, now: float) -> None:
+        """End so many that wait for a worker, the oldest of the lowest priority first: its queue stands."""
+        queue = self.queues.get(replica)
+        for _ in range(count if queue is not None else 0):
+            assert queue is not None
+            entry = queue.waiting.oldest_of_lowest()
+            if entry is None:
+                return
+            attempt = self.attempts[entry.token]
+            self._end_here(attempt, queue.shed_failure(attempt, now))
 
     def overdue(self, now: float, slack_s: float) -> list[Attempt]:
         """Mark attempts that are more than `slack_s` past one of their limits, with that limit as the cause.
@@ -236,6 +202,8 @@ class AttemptLedger:
         """
         found = []
         for attempt in self.attempts.values():
+            if attempt.is_queued:
+                continue  # `advance` ends those
             limit = attempt.budget.passed(now - slack_s, admitted_at=attempt.admitted_at)
             if limit is not None and self._mark(attempt, CAUSE_OF_LIMIT[limit], now):
                 found.append(attempt)
@@ -262,29 +230,13 @@ class AttemptLedger:
         for book in self.workers.values():
             if not book.sessions.pop(session, 0):
                 continue
-            for attempt in book.attempts.values():
+            for attempt in tuple(book.attempts.values()):
                 if attempt.session == session:
                     attempt.session = 0
                     book.sessions[0] = book.sessions.get(0, 0) + 1
-                    if self._mark(attempt, Cause.CANCELLED, now):
+                    if self._mark(attempt, Cause.CANCELLED, now) and attempt.token in self.attempts:
                         orphans.setdefault(book.replica, []).append(attempt.token)
         return orphans
-
-    def current(self, replica: str, incarnation: int) -> WorkerBook | None:
-        """The book of a worker, if that run of its engine is the one that serves; None otherwise."""
-        book = self.workers.get(replica)
-        return book if book is not None and book.incarnation == incarnation else None
-
-    def load(self, replica: str) -> Load | None:
-        """How busy a worker is; None: it does not serve."""
-        book = self.workers.get(replica)
-        if book is None:
-            return None
-        return Load(book.active, book.waiting + book.preempted, book.slots, book.kv_cells_reserved, book.kv_cells)
-
-    def is_idle(self, replicas: Iterable[str]) -> bool:
-        """Whether no attempt of these workers is left."""
-        return not any(self.workers[r].attempts for r in replicas if r in self.workers)
 
     def _refuse_repetition(self, wanted: Dispatched) -> None:
         known = self.attempts.get(wanted.token)
@@ -314,39 +266,81 @@ class AttemptLedger:
         if book.draining:
             raise Failure(Reason.DRAINING, "The replica is draining; choose another one.")
         if wanted.remaining_s is not None and wanted.remaining_s <= 0:
-            raise Failure(
-                Reason.DEADLINE_EXCEEDED, "The deadline passed before the attempt started.", metadata={"stage": "queue"}
-            )
+            raise _too_late(Reason.DEADLINE_EXCEEDED)
         if wanted.queue_s is not None and wanted.queue_s <= 0:
-            raise Failure(Reason.QUEUE_TIMEOUT, "No time was left to wait for a slot.", metadata={"stage": "queue"})
-        self._refuse_overload(wanted, book)
+            raise _too_late(Reason.QUEUE_TIMEOUT)
         return book
 
-    def _refuse_overload(self, wanted: Dispatched, book: WorkerBook) -> None:
-        # Preempted ones have a bound of their own: readers that stand still must not close the queue for the others.
-        depth = max(book.waiting, book.preempted)
-        if depth >= book.waiting_max:
-            raise Failure(
-                Reason.OVERLOADED,
-                "Too many attempts wait for this replica.",
-                metadata={"queueDepth": str(depth), "limit": str(book.waiting_max)},
-            )
-        if self._waiting_bytes + wanted.input_bytes > WAITING_BYTES_MAX:
-            raise Failure(
-                Reason.OVERLOADED,
-                "Too much input waits in this Scheduler.",
-                metadata={"queueBytes": str(self._waiting_bytes), "limitBytes": str(WAITING_BYTES_MAX)},
-            )
+    def _make(self, wanted: Dispatched, book: WorkerBook, now: float, payload: object) -> Attempt:
+        return Attempt(
+            token=wanted.token,
+            session=wanted.session,
+            replica=wanted.replica,
+            incarnation=book.incarnation,
+            record_version=wanted.record_version,
+            input_bytes=wanted.input_bytes,
+            budget=Budget(
+                received_at=now,
+                deadline_at=math.inf if wanted.remaining_s is None else now + wanted.remaining_s,
+                queue_s=wanted.queue_s,
+                execution_s=wanted.execution_s,
+            ),
+            max_tokens=wanted.max_tokens,
+            credit_limit=wanted.credit_limit,
+            tenant=wanted.tenant,
+            priority=wanted.priority,
+            load_class=wanted.load_class,
+            prompt_tokens=wanted.prompt_tokens,
+            is_extra=wanted.is_extra,
+            kv_cells=estimate_cells(wanted, book),
+            payload=payload,
+        )
 
-    def _of_engine(self, token: int, incarnation: int) -> Attempt | None:
-        """The attempt that an engine speaks of, if it lives and is this run's; counted otherwise."""
-        attempt = self.attempts.get(token)
-        if attempt is None:
-            self.counts.late += 1
-        elif attempt.incarnation != incarnation:
-            self.counts.stale_incarnation += 1
-            return None
-        return attempt
+    def _enter(self, attempt: Attempt, wanted: Dispatched, book: WorkerBook, now: float) -> None:
+        """Put it into the books and the queue, or raise why not."""
+        queue = self.queues[book.replica]
+        expected = queue.foresee(attempt, now)
+        queue.check_deadline(attempt, expected, now, is_next=False)
+        for token in self._make_room(wanted, attempt, queue, now):
+            victim = self.attempts[token]
+            self._end_here(victim, queue.shed_failure(victim, now))
+        self.attempts[attempt.token] = attempt
+        book.attempts[attempt.token] = attempt
+        book.sessions[attempt.session] = book.sessions.get(attempt.session, 0) + 1
+        book.waiting += 1
+        self._waiting_bytes += attempt.input_bytes
+        self.version += 1
+        queue.put(attempt, expected)
+
+    def _make_room(self, wanted: Dispatched, attempt: Attempt, queue: WorkerQueue, now: float) -> list[int]:
+        """Those who have to go for it."""
+        return queue.make_room(wanted, attempt.kv_cells, self._waiting_bytes, now)
+
+    def _hand_over(self, queue: WorkerQueue, now: float) -> None:
+        book = queue.book
+        while (token := queue.next(now)) is not None:
+            attempt = book.attempts[token]
+            try:
+                self._check_time(attempt, queue, now)
+            except Failure as failure:
+                self._end_here(attempt, failure)
+                continue
+            attempt.handed_at = now
+            book.staged += 1
+            book.staged_cells += attempt.kv_cells
+            book.shorts += attempt.load_class.is_short
+            self._ready.append(attempt)
+
+    def _check_time(self, attempt: Attempt, queue: WorkerQueue, now: float) -> None:
+        limit = attempt.budget.passed(now)
+        if limit is not None:
+            raise _too_late(limit)
+        queue.check_deadline(attempt, queue.foresee(attempt, now), now, is_next=True)
+
+    def _expire(self, attempt: Attempt, now: float) -> None:
+        limit = attempt.budget.passed(now)
+        if limit is not None:
+            self._end_here(attempt, _too_late(limit))
 
     def _of_session(self, token: int, session: int) -> Attempt | None:
         """The attempt that a Router speaks of, if it lives and is this session's; counted as late otherwise."""
@@ -362,38 +356,15 @@ class AttemptLedger:
         attempt.cause = cause
         attempt.cancel_asked_at = now
         self.counts.cancels_asked += 1
+        if attempt.is_queued:
+            self.counts.cancels_confirmed += 1
+            self._end_here(attempt, None)
         return True
 
-    def _take_slot(self, attempt: Attempt, book: WorkerBook) -> None:
-        book.active += 1
-        book.kv_cells_reserved += attempt.kv_cells
-        self.version += 1
 
-    def _give_slot(self, attempt: Attempt, book: WorkerBook) -> None:
-        book.active -= 1
-        book.kv_cells_reserved -= attempt.kv_cells
-        self.version += 1
-
-    def _end(self, attempt: Attempt, book: WorkerBook) -> None:
-        del self.attempts[attempt.token]
-        del book.attempts[attempt.token]
-        self.outputs.discard(attempt.token)
-        left = book.sessions[attempt.session] - 1
-        if left:
-            book.sessions[attempt.session] = left
-        else:
-            del book.sessions[attempt.session]
-        if attempt.is_active:
-            self._give_slot(attempt, book)
-        elif attempt.is_preempted:
-            book.preempted -= 1
-        else:
-            book.waiting -= 1
-            self._waiting_bytes -= attempt.input_bytes
-        self.version += 1
-        self._remember(attempt.token)
-
-    def _remember(self, token: int) -> None:
-        self._ended[token] = None
-        if len(self._ended) > REMEMBERED_TOKENS:
-            self._ended.popitem(last=False)
+def _too_late(limit: Reason) -> Failure:
+    sentence = {
+        Reason.DEADLINE_EXCEEDED: "The deadline passed before the attempt started.",
+        Reason.QUEUE_TIMEOUT: "It waited too long for a slot.",
+    }[limit]
+    return Failure(limit, sentence, metadata={"stage": "queue"})

@@ -55,7 +55,9 @@ class Reconciler:
         there = frozenset(live)
         strangers = frozenset(there.difference(attempts))
         missing = frozenset(
-            token for token, one in attempts.items() if token not in there and one.received_at < self._asked_at
+            token
+            for token, one in attempts.items()
+            if token not in there and one.handed_at is not None and one.handed_at < self._asked_at
         )
         found = Findings(tuple(sorted(strangers & self._strangers)), tuple(sorted(missing & self._missing)))
         self._strangers, self._missing = strangers, missing

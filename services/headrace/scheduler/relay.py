@@ -1,6 +1,6 @@
 """The hot path: frames from Routers to engines, steps from engines to Routers.
 
-    Router --Dispatch, Credit, Cancel--> Relay --> engine of the replica
+    Router --Dispatch, Credit, Cancel--> Relay --> ledger and queue --> engine of the replica
     Router <--one frame a step--------- Session <-- Relay <--one response a step-- engine
 
 Decisions are the ledger's (headrace.control.attempts); this file only carries. Once a step: a look-up for each
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
@@ -23,9 +23,10 @@ from headrace.control.errors import Failure, InvalidRequest, Violation
 from headrace.control.reconcile import Reconciler
 from headrace.engine.contract import StepBatch
 from headrace.runtime.telemetry import get_logger
-from headrace.scheduler import codec
+from headrace.scheduler import codec, queue_codec
 from headrace.scheduler.columns import split_by_owner
-from headrace.scheduler.durations import Durations
+from headrace.scheduler.recent import Recent
+from headrace.scheduler.relay_counts import RelayCounts
 from headrace.scheduler.session import Session
 from headrace.triton.engine_client import EngineClient
 
@@ -34,34 +35,6 @@ OVERDUE_S = 2.0
 CANCEL_CONFIRM_S = 10.0
 """Time that an engine gets to confirm a cancel. It takes one between two steps, and a step that lasts longer than the
 silence that counts as death (3 s) is the end of it anyway; so this is three times what a living engine can need."""
-
-
-@dataclass(slots=True)
-class RelayCounts:
-    """Cheap integers, read when metrics are scraped."""
-
-    messages: int = 0
-    steps: int = 0
-    tokens: int = 0
-    frames_in: int = 0
-    frames_out: int = 0
-    wakeups: int = 0
-    dropped_tokens: int = 0
-    """Output that had no owner any more."""
-    hung: int = 0
-    """Engines given up because they did not confirm a cancel."""
-    orphans: int = 0
-    """Sequences that ran in an engine for no attempt, cancelled."""
-    unknown: int = 0
-    """Attempts whose engine did not know them, ended."""
-    outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Ended attempts by finish reason and by the reason of the error, "NONE" where there is none."""
-    cancel_to_confirmed: Durations = field(default_factory=Durations)
-
-    def ended(self, message: pb.Ended) -> None:
-        """Count an end."""
-        name = codec.finish_name(message.reason), codec.reason_name(message)
-        self.outcomes[name] = self.outcomes.get(name, 0) + 1
 
 
 class Relay:
@@ -76,6 +49,10 @@ class Relay:
         self._ends: dict[str, asyncio.Event] = {}
         """Set at each end, by replica, where someone waits for a worker to be idle."""
         self._numbers = itertools.count(1)
+        self._successes = Recent()
+        self._extra_attempts = Recent()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     # Sessions
 
@@ -91,8 +68,10 @@ class Relay:
             return
         self.counts.frames_out += session.writes
         self.counts.wakeups += session.wakeups
-        for replica, tokens in self.ledger.close_session(session.number, time.monotonic()).items():
+        now = time.monotonic()
+        for replica, tokens in self.ledger.close_session(session.number, now).items():
             self._engines[replica].cancel(tokens)
+        self._advance(now)
 
     def take(self, session: Session, frame: pb.AttachRequest) -> None:
         """Act on one frame of a Router. Dispatches first: a credit or cancel may follow its own dispatch."""
@@ -110,6 +89,7 @@ class Relay:
             attempt = self.ledger.cancel(cancel.attempt, session.number, cause, now)
             if attempt is not None:
                 self._cancel(attempt.replica, [attempt.token], cause)
+        self._advance(now)
 
     def _dispatch(self, session: Session, message: pb.Dispatch, now: float) -> None:
         book = self.ledger.workers.get(message.replica)
@@ -117,16 +97,51 @@ class Relay:
             if not 0 < message.attempt <= codec.SEQ_MAX:
                 raise InvalidRequest((Violation("attempt", "must be a positive 63-bit number"),))
             request, tokens = codec.engine_request(message)
-            wanted = codec.dispatched(
-                message, session=session.number, context_tokens=book.context_tokens if book else 0
-            )
-            attempt = self.ledger.dispatch(wanted, now)
+            known = codec.dispatched(message, session=session.number, context_tokens=book.context_tokens if book else 0)
+            wanted = queue_codec.with_load(known, message)
+            self.ledger.dispatch(wanted, now, (request, tokens))
         except DuplicateAttempt:
             return
         except Failure as failure:
             self._put_ended(session, codec.ended_by_refusal(message.attempt, message.record_version, failure))
             return
-        self._engines[message.replica].generate(request, tokens, input_bytes=attempt.input_bytes, budget=attempt.budget)
+        if wanted.is_extra:
+            self._extra_attempts.add(now)
+        self._flush()
+
+    # The queue
+
+    def _advance(self, now: float) -> None:
+        """Something has happened that may let others start, or time has passed."""
+        self.ledger.advance(now)
+        self._flush()
+        due = self.ledger.next_due()
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, self._timer = due, None
+        if due < math.inf:
+            delay_s = max(0.0, due - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._advance(time.monotonic())
+
+    def _flush(self) -> None:
+        """Carry out what the ledger has decided: give attempts to engines, tell of those that ended in the queue."""
+        for attempt in self.ledger.take_ready():
+            request, tokens = attempt.payload
+            attempt.payload = None
+            request["credit"] = attempt.credit_limit  # which may have risen meanwhile
+            self._engines[attempt.replica].generate(
+                request, tokens, input_bytes=attempt.input_bytes, budget=attempt.budget
+            )
+        for ended in self.ledger.take_ended():
+            if ended.attempt.cancel_asked_at is not None:
+                self.counts.cancel_to_confirmed.observe(0.0)
+            self._tell_end(ended.attempt, queue_codec.ended_here(ended))
 
     # Engines
 
@@ -144,6 +159,7 @@ class Relay:
         self._engines.pop(replica, None)
         self._looks.pop(replica, None)
         self._ends.pop(replica, None)
+        self._advance(time.monotonic())
         self.ask_loads()
 
     async def wait_idle(self, replica: str) -> None:
@@ -155,7 +171,9 @@ class Relay:
 
     def cut_engine(self, replica: str) -> None:
         """The grace of a drain is over: ask the engine to end what still runs there."""
-        self._cancel(replica, self.ledger.cancel_worker(replica, Cause.DRAINED, time.monotonic()), Cause.DRAINED)
+        now = time.monotonic()
+        self._cancel(replica, self.ledger.cancel_worker(replica, Cause.DRAINED, now), Cause.DRAINED)
+        self._advance(now)
 
     def on_batch(self, replica: str, incarnation: int, batch: StepBatch) -> None:
         """Carry one response of an engine to the sessions that own what is in it."""
@@ -178,6 +196,8 @@ class Relay:
                     self._reconcile(book, event.get("seqs") or ())
                 else:
                     self._finish(incarnation, event)
+        if batch.events:
+            self._advance(time.monotonic())
 
     def on_refused(self, incarnation: int, seqs: Sequence[int], error: Mapping[str, Any]) -> None:
         """An engine refused sequences before it began with them."""
@@ -187,6 +207,7 @@ class Relay:
             if attempt is not None:
                 self._confirm(attempt, time.monotonic())
                 self._tell_end(attempt, codec.ended_by_refusal(seq, attempt.record_version, failure))
+        self._advance(time.monotonic())
 
     def _drop(self, batch: StepBatch) -> None:
         """Count what a run of an engine says that does not serve (any more); signs of life are no news of anybody."""
@@ -227,6 +248,8 @@ class Relay:
             if kind == "admitted":
                 attempt = ledger.admit(event["seq"], incarnation, event.get("prompt_tokens", 0), now)
                 session = self.sessions.get(attempt.session) if attempt is not None else None
+                if attempt is not None:
+                    self.counts.queue_wait[attempt.priority].observe(now - attempt.received_at)
                 if attempt is not None and session is not None:
                     session.put_admitted(codec.admitted_message(event, attempt))
             elif kind == "preempted":
@@ -246,6 +269,11 @@ class Relay:
         if attempt is not None:
             now = time.monotonic()
             self._confirm(attempt, now)
+            measured = queue_codec.served(event, attempt)
+            if measured is not None:
+                self.ledger.measure(attempt, measured, now)
+            if event.get("reason") in ("stop", "length") and not attempt.is_extra:
+                self._successes.add(now)
             is_local = self._engines[attempt.replica].is_local
             self._tell_end(attempt, codec.ended_by_engine(event, attempt, confirmed_at=now, is_local=is_local))
 
@@ -298,11 +326,16 @@ class Relay:
 
     def load_report(self) -> pb.LoadReport:
         """How busy the workers are."""
-        report = pb.LoadReport()
+        now = time.monotonic()
+        report = pb.LoadReport(
+            routers=len({session.router for session in self.sessions.values()}),
+            successes=self._successes.count(now),
+            extra_attempts=self._extra_attempts.count(now),
+        )
         for replica in self.ledger.workers:
-            load = self.ledger.load(replica)
+            load = self.ledger.load(replica, now)
             if load is not None:
-                report.replicas.append(codec.replica_load(replica, load))
+                report.replicas.append(queue_codec.replica_load(replica, load))
         return report
 
     def ask_loads(self) -> None:
@@ -313,6 +346,8 @@ class Relay:
     def tick(self, now: float) -> None:
         """Once a second: loads, so that their age is known; late attempts; engines that hang; looks at the books."""
         self.ask_loads()
+        self.ledger.look_again()
+        self._advance(now)
         for attempt in self.ledger.overdue(now, OVERDUE_S):
             assert attempt.cause is not None
             self._cancel(attempt.replica, [attempt.token], attempt.cause)

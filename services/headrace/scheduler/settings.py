@@ -12,6 +12,7 @@ from pydantic import Field
 
 from headrace.adapters.etcd_settings import Endpoint, EtcdSettings
 from headrace.control import names
+from headrace.control.worker_queue import QueueSettings
 from headrace.triton.workspace import DEFAULT_CACHE_DIR
 
 
@@ -81,3 +82,40 @@ class SchedulerSettings(EtcdSettings):
     drain_grace_s: float = Field(
         30.0, description="Time that running attempts get when a worker or this service stops.", ge=0
     )
+    queue_requests_max: int = Field(
+        0, description="Attempts that may wait for one worker; 0: twice its slots, and 16 at least.", ge=0
+    )
+    queue_kv_times_max: float = Field(
+        4.0, description="KV cells that those who wait for one worker may need, in multiples of what it has.", gt=0
+    )
+    queue_bytes_max: int = Field(
+        64 * 1024 * 1024, description="Bytes of input that may wait for all workers together.", ge=1024
+    )
+    kv_over_commit: float = Field(
+        1.0,
+        description="KV cells that a worker's running attempts may be promised, in multiples of what it has; they are "
+        "counted as prompt and highest output, of which few attempts use all.",
+        ge=1.0,
+        le=4.0,
+    )
+    stage_ahead: int = Field(
+        1, description="Attempts that an engine is given beyond its slots, so that none is idle.", ge=0, le=8
+    )
+    short_slots_share: float = Field(
+        0.125,
+        description="Share of a worker's slots that long requests leave to short ones (prompt up to 256 tokens, output "
+        "up to 128) as far as those have used it of late.",
+        ge=0,
+        lt=1,
+    )
+
+    def queue_settings(self) -> QueueSettings:
+        """What may wait for a worker, and what its engine is given."""
+        return QueueSettings(
+            requests_max=self.queue_requests_max,
+            kv_times_max=self.queue_kv_times_max,
+            bytes_max=self.queue_bytes_max,
+            over_commit=self.kv_over_commit,
+            stage_ahead=self.stage_ahead,
+            short_share=self.short_slots_share,
+        )

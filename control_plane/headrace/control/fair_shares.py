@@ -1,0 +1,174 @@
+"""Whose turn it is: first between priorities, then between the tenants of one priority.
+
+Between priorities the highest goes first, except that each lower one is owed its reserved share of all the tokens
+that were handed out while it waited. Whoever is owed as much as its next request costs goes before everybody. So a
+flood of urgent work slows the rest to its share and never to nothing; and an idle class saves up nothing.
+
+Between tenants it is deficit round robin over tokens: each round gives a tenant its quantum, and it may spend what
+it has saved up while it waits. Over any time in which two tenants both wait, what they got differs by no more than
+a quantum and two requests, in proportion to their weights. A tenant whose next request does not fit may be passed;
+what it may save up meanwhile has an end.
+
+Sans-io.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, Protocol, TypeVar
+
+from headrace.control.priority import Priority
+
+RESERVED: Mapping[Priority, float] = MappingProxyType(
+    {Priority.CRITICAL: 0.0, Priority.STANDARD: 0.2, Priority.BATCH: 0.1, Priority.SHEDDABLE: 0.05}
+)
+"""Share of the tokens that each priority is owed while it waits; the rest goes to the highest."""
+QUANTUM = 512
+"""Tokens that a tenant of weight 1 gets in a round."""
+LOOK_MAX = 8
+"""Requests of one tenant that are looked at for one that fits."""
+
+
+class Entry(Protocol):
+    """One that waits."""
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it is charged with, 1 or more."""
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Its place among those of its tenant: the instant by which it should be served, then its number."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class PriorityShares:
+    """What each priority is owed."""
+
+    def __init__(self, reserved: Mapping[Priority, float] = RESERVED) -> None:
+        assert sum(reserved.values()) <= 1
+        self._reserved = reserved
+        self._owed: dict[Priority, float] = {}
+
+    def choose(self, costs: Mapping[Priority, int]) -> Priority:
+        """Which of those that wait is next; `costs` are those of their next requests."""
+        ranked = sorted(costs, reverse=True)
+        for priority in ranked:
+            if self._owed.get(priority, 0.0) >= costs[priority]:
+                return priority
+        return ranked[0]
+
+    def charge(self, priority: Priority, cost: int, waiting: Iterable[Priority]) -> None:
+        """One of `priority` was handed over; `waiting` are those of which some waited, it included."""
+        for one in waiting:
+            self._owed[one] = self._owed.get(one, 0.0) + self._reserved.get(one, 0.0) * cost
+        self._owed[priority] = max(0.0, self._owed.get(priority, 0.0) - cost)
+
+    def forget(self, priority: Priority) -> None:
+        """Nobody of it waits any more."""
+        self._owed.pop(priority, None)
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[E]):
+    weight: float
+    entries: list[E] = field(default_factory=list)
+    deficit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[E]):
+    """Who is next, and what has to be given to whom for it."""
+
+    tenant: str
+    entry: E
+    rounds: int
+    """Whole rounds until its tenant can pay for it."""
+
+
+class TenantRing(Generic[E]):
+    """Deficit round robin between tenants; the earliest deadline within one."""
+
+    def __init__(self, quantum: int = QUANTUM) -> None:
+        self._quantum = quantum
+        self._tenants: OrderedDict[str, _Tenant[E]] = OrderedDict()
+        """In the order of the round; the first one has had its quantum of it."""
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def put(self, tenant: str, entry: E, weight: float = 1.0) -> None:
+        """One more waits."""
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            kept = self._tenants[tenant] = _Tenant(weight)
+            if len(self._tenants) == 1:
+                kept.deficit = self._quantum * weight
+        kept.weight = weight
+        insort(kept.entries, entry, key=_order)
+
+    def remove(self, tenant: str, entry: E) -> None:
+        """It does not wait any more, and nobody is charged for it."""
+        kept = self._tenants[tenant]
+        del kept.entries[bisect_left(kept.entries, entry.order, key=_order)]
+        if not kept.entries:
+            self._leave(tenant)
+
+    def has(self, tenant: str) -> bool:
+        """Whether one of it waits."""
+        return tenant in self._tenants
+
+    def ahead(self, tenant: str, entry_order: tuple[float, int]) -> float:
+        """Share of a tenant's own entries that come before that place, 0 to 1."""
+        kept = self._tenants.get(tenant)
+        return 0.0 if kept is None else bisect_left(kept.entries, entry_order, key=_order) / len(kept.entries)
+
+    def choose(self, fits: Callable[[E], bool]) -> Choice[E] | None:
+        """Who is next of those that fit; changes nothing."""
+        best: Choice[E] | None = None
+        for place, (name, tenant) in enumerate(self._tenants.items()):
+            entry = next((e for e in tenant.entries[:LOOK_MAX] if fits(e)), None)
+            if entry is None:
+                continue
+            rounds = math.ceil(max(0.0, entry.cost - tenant.deficit) / (self._quantum * tenant.weight))
+            if place:
+                rounds = max(0, rounds - 1)  # its quantum of this round is still to come
+            if best is None or rounds < best.rounds:
+                best = Choice(name, entry, rounds)
+                if not rounds:
+                    break
+        return best
+
+    def take(self, choice: Choice[E]) -> None:
+        """Hand over what was chosen: everybody gets what the rounds until then give."""
+        is_passed = True
+        for place, (name, tenant) in enumerate(self._tenants.items()):
+            visits = choice.rounds + (place > 0 and is_passed)
+            if name == choice.tenant:
+                is_passed = False
+            step = self._quantum * tenant.weight
+            need = choice.entry.cost if name == choice.tenant else tenant.entries[0].cost
+            tenant.deficit = min(tenant.deficit + visits * step, need + step)
+        while next(iter(self._tenants)) != choice.tenant:
+            self._tenants.move_to_end(next(iter(self._tenants)))
+        chosen = self._tenants[choice.tenant]
+        chosen.deficit = max(0.0, chosen.deficit - choice.entry.cost)
+        self.remove(choice.tenant, choice.entry)
+
+    def _leave(self, tenant: str) -> None:
+        was_first = next(iter(self._tenants)) == tenant
+        del self._tenants[tenant]
+        if was_first and self._tenants:
+            first = next(iter(self._tenants.values()))
+            first.deficit += self._quantum * first.weight
+
+
+def _order(entry: Entry) -> tuple[float, int]:
+    return entry.order

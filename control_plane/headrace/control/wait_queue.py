@@ -1,0 +1,289 @@
+"""Who waits for one worker, in whose turn, and who has to go when it is full.
+
+    priority    the highest, and each lower one its reserved share    headrace.control.fair_shares
+    tenant      deficit round robin over estimated tokens             headrace.control.fair_shares
+    deadline    the earliest, and none later than a patience after its arrival, so that it comes up in the end
+
+One whose turn it is and that does not fit, since it needs more KV than is free, may be passed by others that do: so
+many times, and for so long. Then it is reserved for, and nobody passes it any more. So a huge request does not block
+short ones, and short ones do not starve a huge one.
+
+When it is full, whoever ranks higher takes the place of the youngest of the lowest priority. One that was handed over
+is not here any more and is never shed.
+
+Sans-io. A decision costs O(log n) for its place and one look at each tenant that waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from headrace.control.fair_shares import RESERVED, Choice, PriorityShares, TenantRing
+from headrace.control.priority import Priority
+
+PATIENCE_S = 60.0
+"""Without a deadline, or with a far one, it counts as due so long after its arrival."""
+PASSES_MAX = 16
+PASS_S = 1.0
+"""How often, and for how long, one that does not fit is passed."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One attempt that waits."""
+
+    token: int
+    tenant: str
+    priority: Priority
+    cost: int
+    """Tokens that its tenant is charged with, as estimated."""
+    cells: int
+    """KV cells that it will reserve, as estimated; what bounds the queue."""
+    arrived_at: float
+    """Monotonic seconds, like every time here."""
+    deadline_at: float
+    expires_at: float = math.inf
+    """When its wait ends, whatever the reason."""
+    hold_s: float = 0.0
+    """For how long it will have its slot, as estimated."""
+    is_short: bool = False
+    weight: float = 1.0
+    """Its tenant's weight."""
+    number: int = 0
+    """In the order of arrival; given by the queue."""
+    passes: int = 0
+    reserve_at: float | None = None
+    """When it is reserved for; set once it was its turn and it did not fit."""
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Its place within its tenant."""
+        return min(self.deadline_at, self.arrived_at + PATIENCE_S), self.number
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one priority."""
+
+    ring: TenantRing[Waiting] = field(default_factory=TenantRing)
+    arrivals: dict[int, Waiting] = field(default_factory=dict)
+    hold_s: dict[str, float] = field(default_factory=dict)
+    """By tenant, of all its entries together."""
+    total_hold_s: float = 0.0
+
+
+class WaitQueue:
+    """Invariant: a token is in it once, from `put` to the one call that takes it out."""
+
+    def __init__(
+        self,
+        *,
+        pass_s: float = PASS_S,
+        passes_max: int = PASSES_MAX,
+        reserved: Mapping[Priority, float] = RESERVED,
+    ) -> None:
+        self.tokens = 0
+        """KV cells that all of them will reserve."""
+        self.shorts = 0
+        """Of them, those of short load classes."""
+        self._pass_s = pass_s
+        self._passes_max = passes_max
+        self._lines: dict[Priority, _Line] = {}
+        self._shares = PriorityShares(reserved)
+        self._entries: dict[int, Waiting] = {}
+        self._expiries: list[tuple[float, int]] = []
+        self._numbers = 0
+        self._reserved: Waiting | None = None
+        self._blocked: Waiting | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._entries
+
+    @property
+    def waiting(self) -> Mapping[Priority, int]:
+        """How many wait, by priority."""
+        return {priority: len(line.arrivals) for priority, line in tuple(self._lines.items())}
+
+    @property
+    def reserved(self) -> Waiting | None:
+        """The one that nobody passes any more."""
+        return self._reserved
+
+    # In and out
+
+    def put(self, entry: Waiting) -> None:
+        """One more waits."""
+        assert entry.token not in self._entries
+        self._numbers += 1
+        entry.number = self._numbers
+        line = self._lines.setdefault(entry.priority, _Line())
+        line.ring.put(entry.tenant, entry, entry.weight)
+        line.arrivals[entry.token] = entry
+        line.hold_s[entry.tenant] = line.hold_s.get(entry.tenant, 0.0) + entry.hold_s
+        line.total_hold_s += entry.hold_s
+        self._entries[entry.token] = entry
+        self.tokens += entry.cells
+        self.shorts += entry.is_short
+        if entry.expires_at < math.inf:
+            heapq.heappush(self._expiries, (entry.expires_at, entry.token))
+
+    def remove(self, token: int) -> Waiting:
+        """It does not wait any more, and nobody is charged for it."""
+        entry = self._entries[token]
+        self._lines[entry.priority].ring.remove(entry.tenant, entry)
+        self._forget(entry)
+        return entry
+
+    def next(
+        self, now: float, *, may_start: Callable[[Waiting], bool], fits: Callable[[Waiting], bool]
+    ) -> Waiting | None:
+        """Take out whose turn it is; None: nobody that may be handed over now.
+
+        Args:
+            now: monotonic seconds.
+            may_start: whether there is a slot for it.
+            fits: whether there is KV for it.
+        """
+        reserved, self._blocked = self._reserved, None
+        if reserved is not None:
+            return self._take_reserved(reserved) if may_start(reserved) and fits(reserved) else None
+        first = self._choose(may_start)
+        if first is None:
+            return None
+        if fits(first[1].entry):
+            return self._take(*first)
+        entry = first[1].entry
+        self._blocked = entry
+        if entry.reserve_at is None:
+            entry.reserve_at = now + self._pass_s
+        if entry.passes >= self._passes_max or now >= entry.reserve_at:
+            self._reserved = entry
+            return None
+        other = self._choose(lambda e: may_start(e) and fits(e))
+        if other is None:
+            return None
+        entry.passes += 1
+        return self._take(*other)
+
+    def take_reserved(self) -> Waiting:
+        """Take out the one that is reserved for, though it does not fit yet: the engine keeps what it gets free."""
+        assert self._reserved is not None
+        return self._take_reserved(self._reserved)
+
+    # Time
+
+    def expired(self, now: float) -> list[int]:
+        """Those whose wait ends by now; they stay until they are removed."""
+        found = []
+        while self._expiries and self._expiries[0][0] <= now:
+            token = heapq.heappop(self._expiries)[1]
+            if token in self._entries:
+                found.append(token)
+        return found
+
+    def next_due(self, *, has_room: bool) -> float:
+        """When to look again though nothing has happened; infinite: never.
+
+        Args:
+            has_room: whether `next` is asked at all.
+        """
+        while self._expiries and self._expiries[0][1] not in self._entries:
+            heapq.heappop(self._expiries)
+        expiry = self._expiries[0][0] if self._expiries else math.inf
+        blocked = self._blocked
+        if not has_room or blocked is None or blocked.reserve_at is None or self._reserved is not None:
+            return expiry
+        return min(expiry, blocked.reserve_at)
+
+    def head_age_s(self, now: float) -> float | None:
+        """For how long the oldest of the highest priority has waited; None: nobody waits."""
+        if not self._lines:
+            return None
+        line = self._lines[max(self._lines)]
+        return now - next(iter(line.arrivals.values())).arrived_at
+
+    def ahead_s(self, priority: Priority, tenant: str | None, order: tuple[float, int], hold_s: float) -> float:
+        """Slot time of those that are served before one of such a place, as estimated.
+
+        Args:
+            priority: its priority.
+            tenant: whose it is; None: behind everybody of its priority.
+            order: its place within its tenant.
+            hold_s: its own slot time: while its tenant waits for it, each other one gets as much.
+        """
+        ahead = sum(line.total_hold_s for one, line in self._lines.items() if one > priority)
+        line = self._lines.get(priority)
+        if line is None:
+            return ahead
+        if tenant is None:
+            return ahead + line.total_hold_s
+        own = line.hold_s.get(tenant, 0.0) * line.ring.ahead(tenant, order)
+        return ahead + own + sum(min(h, own + hold_s) for name, h in line.hold_s.items() if name != tenant)
+
+    # Shedding
+
+    def victims(
+        self, below: Priority, *, requests: int, tokens: int, bytes_: int, size_of: Callable[[int], int]
+    ) -> list[int]:
+        """The fewest, youngest of the lowest priority first, that make so much room; none when all are not enough."""
+        found: list[int] = []
+        for entry in self._lowest_first(below):
+            if requests <= 0 and tokens <= 0 and bytes_ <= 0:
+                break
+            found.append(entry.token)
+            requests, tokens, bytes_ = requests - 1, tokens - entry.cells, bytes_ - size_of(entry.token)
+        return found if requests <= 0 and tokens <= 0 and bytes_ <= 0 else []
+
+    def oldest_of_lowest(self) -> Waiting | None:
+        """Whom the control of the queue's age sheds."""
+        return next(iter(self._lines[min(self._lines)].arrivals.values())) if self._lines else None
+
+    def _lowest_first(self, below: Priority) -> Iterator[Waiting]:
+        for priority in sorted(self._lines):
+            if priority >= below:
+                return
+            yield from reversed(self._lines[priority].arrivals.values())
+
+    def _choose(self, fits: Callable[[Waiting], bool]) -> tuple[Priority, Choice[Waiting]] | None:
+        choices: dict[Priority, Choice[Waiting]] = {}
+        for priority, line in self._lines.items():
+            choice = line.ring.choose(fits)
+            if choice is not None:
+                choices[priority] = choice
+        if not choices:
+            return None
+        priority = self._shares.choose({p: c.entry.cost for p, c in choices.items()})
+        return priority, choices[priority]
+
+    def _take(self, priority: Priority, choice: Choice[Waiting]) -> Waiting:
+        self._shares.charge(priority, choice.entry.cost, self._lines)
+        self._lines[priority].ring.take(choice)
+        self._forget(choice.entry)
+        return choice.entry
+
+    def _take_reserved(self, entry: Waiting) -> Waiting:
+        return self._take(entry.priority, Choice(entry.tenant, entry, 0))
+
+    def _forget(self, entry: Waiting) -> None:
+        del self._entries[entry.token]
+        self.tokens -= entry.cells
+        self.shorts -= entry.is_short
+        if self._reserved is entry:
+            self._reserved = None
+        if self._blocked is entry:
+            self._blocked = None
+        line = self._lines[entry.priority]
+        del line.arrivals[entry.token]
+        line.total_hold_s -= entry.hold_s
+        line.hold_s[entry.tenant] -= entry.hold_s
+        if not line.arrivals:
+            del self._lines[entry.priority]
+            self._shares.forget(entry.priority)
+        elif not line.ring.has(entry.tenant):
+            del line.hold_s[entry.tenant]
