@@ -26,9 +26,10 @@ class Told:
         slow_s: float = 10.0,
         budget: Budget = BUDGET,
         retries: Retries | None = None,
+        known_max: int = 0,
     ) -> None:
         self.ledger = ResourceLedger()
-        terms = Terms(attempts_max=3, slow_consumer_s=slow_s, resume_s=resume_s)
+        terms = Terms(attempts_max=3, slow_consumer_s=slow_s, resume_s=resume_s, known_max=known_max)
         self.machine = RequestMachine(budget, CreditWindow(window), terms, self.ledger, retries)
         self.steps: list[Step] = []
         self.sequences: list[int] = []

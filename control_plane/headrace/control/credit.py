@@ -40,7 +40,7 @@ class CreditWindow:
     """High watermark, tokens."""
     reader: Reader = Reader.IMPLICIT
     produced: int = 0
-    """Tokens that arrived from the current attempt."""
+    """Tokens that arrived from the current attempt, and from those that it continues."""
     position: int = 0
     """Tokens written to the current reader, or to the log, counted from the start of the answer."""
     taken: int = 0
@@ -75,6 +75,12 @@ class CreditWindow:
         self.produced = 0
         self.granted = self.window
         self.paused_at = None
+        return self.granted
+
+    def reopen(self, now: float) -> int:
+        """An attempt goes on behind what was produced; returns its limit, which is counted from the answer's start."""
+        self.granted = max(self.granted, self.taken + self.window)
+        self.paused_at = now if self.produced >= self.granted else None
         return self.granted
 
     def output(self, tokens: int, now: float) -> None:

@@ -4,7 +4,8 @@ Sans-io. The Router feeds in what happened and carries out what is returned.
 
     RECEIVED -> QUEUED -> PREFILL -> DECODE -> TERMINAL
                   ^          |          |
-                  '-- retry -'          |         (a retry needs: no output sent yet)
+                  |-- retry -'          |         (a retry needs: no output sent yet)
+                  '--- continuation ----'         (a continuation needs: output, all of it known)
         every state ------------------> TERMINAL  (the first to end it wins)
 
 Each change raises `version`. What arrives for another attempt than the current one, for another version than that
@@ -71,7 +72,7 @@ class RequestRecord:
     """The record of one request.
 
     Invariants: `attempt` names the only attempt whose messages count; `finish` is set once, together with
-    TERMINAL; no retry once `sent_tokens` or `first_output_at` says that output has left.
+    TERMINAL; no retry once `sent_tokens` or `first_output_at` says that output has left, only a continuation.
     """
 
     received_at: float
@@ -91,7 +92,9 @@ class RequestRecord:
     first_output_at: float | None = None
     last_output_at: float | None = None
     output_tokens: int = 0
-    """Tokens that arrived here."""
+    """Tokens that arrived here, of all attempts that counted."""
+    known_tokens: int = 0
+    """Of them, those that the current attempt began with."""
     sent_tokens: int = 0
     """Tokens handed to the transport towards the client."""
     finish: Finish | None = None
@@ -118,6 +121,21 @@ class RequestRecord:
         self.tried.append(replica)
         return True
 
+    def go_on(self, attempt: int, replica: str) -> bool:
+        """Start an attempt behind the output so far; False, and no change, without any or once the request is over.
+
+        `admitted_at` stays the first one: what the engine may work on a request, it may over all continuations.
+        """
+        if self.phase is Phase.TERMINAL or self.first_output_at is None:
+            return False
+        self._become(Phase.QUEUED)
+        self.attempt = attempt
+        self.attempt_version = self.version
+        self.attempts += 1
+        self.known_tokens = self.output_tokens
+        self.tried.append(replica)
+        return True
+
     def beside(self, replica: str) -> int:
         """A second attempt starts while the current one goes on to count; returns the version that is its fence."""
         self.version += 1
@@ -137,27 +155,26 @@ class RequestRecord:
         if (attempt, version) != (self.attempt, self.attempt_version) or self.phase is not Phase.QUEUED:
             return False
         self._become(Phase.PREFILL)
-        self.admitted_at = now
+        if self.admitted_at is None:
+            self.admitted_at = now
         return True
 
     def output(self, attempt: int, tokens: int, now: float) -> bool:
         """Count output; False if it is of an attempt that no longer counts. On the hot path."""
         if attempt != self.attempt or self.phase is Phase.TERMINAL:
             return False
-        if self.first_output_at is None:
+        if self.phase is not Phase.DECODE:
             self._become(Phase.DECODE)
-            self.first_output_at = now
+            if self.first_output_at is None:
+                self.first_output_at = now
         self.last_output_at = now
         self.output_tokens += tokens
         return True
 
     def may_retry(self, attempts_max: int) -> bool:
-        """Whether another attempt is allowed by what has been seen of this request."""
-        return (
-            self.phase in (Phase.QUEUED, Phase.PREFILL)
-            and self.first_output_at is None
-            and self.attempts - self.attempts_free < attempts_max
-        )
+        """Whether another attempt is allowed by what has been seen of this one: no output of its own, for a start."""
+        is_fresh = self.phase in (Phase.QUEUED, Phase.PREFILL)
+        return is_fresh and self.attempts - self.attempts_free < attempts_max
 
     def end(self, finish: Finish, reason: Reason | None = None) -> bool:
         """Decide the end: compare-and-set. True for the first caller; the others read `finish`."""

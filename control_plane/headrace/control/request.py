@@ -16,6 +16,7 @@ Sans-io: it counts tokens and never sees one. Router and simulator run this same
 from __future__ import annotations
 
 from headrace.control.backoff import Retries
+from headrace.control.continuation import is_due, is_given_up
 from headrace.control.credit import CreditWindow, Reader
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
@@ -83,7 +84,8 @@ class RequestMachine(RequestAttempts):
     @property
     def is_quiet(self) -> bool:
         """Whether there is certainly nothing to tell now; cheaper than `next`. On the hot path."""
-        return not self._pending and self._end is None and not self._has_news and self.record.finish is None
+        is_told = not self._pending and not self._has_text and not self._has_news
+        return is_told and self._end is None and self.record.finish is None
 
     @property
     def is_told(self) -> bool:
@@ -107,6 +109,7 @@ class RequestMachine(RequestAttempts):
             return False
         self.dropped += self._pending
         self._pending = 0
+        self._has_text = False
         return self._ask(now)
 
     def wind_down(self, reason: Reason, now: float) -> bool:
@@ -141,7 +144,7 @@ class RequestMachine(RequestAttempts):
         """Look at the time. Returns whether the engine has to be told to stop."""
         if self.record.finish is not None:
             return False
-        admitted_at = self.record.admitted_at if self.retry_at is None else None
+        admitted_at = self._began_at if self.retry_at is not None else self.record.admitted_at
         reason = self.budget.passed(now, admitted_at=admitted_at)
         is_ended = not self._is_running and self._end is not None and self.retry_at is None
         if reason is not Reason.DEADLINE_EXCEEDED and is_ended:
@@ -237,14 +240,16 @@ class RequestMachine(RequestAttempts):
     def _next_live(self, now: float) -> Step | None:
         """As `next` while no end is decided; None: it has just been."""
         if self._has_news:
+            if self.record.known_tokens:
+                return Step.CONTINUED
             return Step.RETRIED if self._was_accepted else Step.ACCEPTED
         end = self._end
-        if self._pending and self._may_tell(end):
+        if (self._pending or self._has_text) and self._may_tell(end):
             return Step.DELTA
         if end is None:
             return Step.PAUSED if self._notice_due and self.writing_since is None else Step.WAIT
         if self._wants_retry(end, now):
-            passed = self.budget.passed(now)
+            passed = self.budget.passed(now, admitted_at=self._began_at)
             if passed is None:
                 return Step.RETRY if self.retry_at is None or now >= self.retry_at else Step.WAIT
             self.ask_end(passed, now)
@@ -256,14 +261,22 @@ class RequestMachine(RequestAttempts):
         """Whether there is to be another attempt; sets `retry_at`."""
         if self._early is not None:
             return False
+        terms = self._terms
+        goes_on = is_due(self.record, end, terms)
         if self._retries is None:
-            return end.is_retryable and self.record.may_retry(self._terms.attempts_max)
+            return goes_on or (end.is_retryable and self.record.may_retry(terms.attempts_max))
         if self.retry_at is None:
-            self.retry_at = self._retries.next_at(self.record, self.current.replica, end, self._terms.attempts_max, now)
+            later = self._retries.next_at(self.record, self.current.replica, end, terms.attempts_max, now)
+            self.retry_at = now if goes_on else later
             if self.retry_at is not None and not end.is_free and not self._retries.budget.allows(now):
                 self._retries.budget.refused += 1
                 self.refused_retry, self.retry_at = "budget", None
         return self.retry_at is not None
+
+    @property
+    def _began_at(self) -> float | None:
+        """When an engine began with it, where that lasts while it waits for another attempt: behind output."""
+        return self.record.admitted_at if self.record.first_output_at is not None else None
 
     def _may_tell(self, end: AttemptEnd | None) -> bool:
         """With a reader, whatever waits; for the log alone, half a window at a time and no more than it may keep."""
@@ -274,6 +287,8 @@ class RequestMachine(RequestAttempts):
     def _conclude(self, end: AttemptEnd) -> None:
         if self._early is not None and end.finish is Finish.CANCELLED:
             self.record.end(FINISH_OF[self._early], self._early)
+        elif self._loss is not None and is_given_up(self.record, end):
+            self.record.end(self._loss.finish, self._loss.reason)
         else:
             self.record.end(end.finish, end.reason)
 
@@ -300,7 +315,8 @@ class RequestMachine(RequestAttempts):
         assert not self._is_told
         if step is Step.DELTA:
             self._pending -= self._pending if tokens is None else tokens
-        elif step in (Step.ACCEPTED, Step.RETRIED):
+            self._has_text = False
+        elif step in (Step.ACCEPTED, Step.RETRIED, Step.CONTINUED):
             self._has_news = False
             self._was_accepted = True
         elif step is Step.PAUSED:

@@ -7,6 +7,7 @@ Sans-io.
 from __future__ import annotations
 
 from headrace.control.attempt_log import AttemptCause, Attempted
+from headrace.control.continuation import LOSSES
 from headrace.control.credit import CreditWindow
 from headrace.control.errors import Reason
 from headrace.control.hedge import Beside
@@ -39,6 +40,10 @@ class RequestAttempts:
         self._has_news = False
         """Whether the engine has begun with it, and nobody was told."""
         self._pending = 0
+        self._has_text = False
+        """Whether text waits that has no token of its own: what a lost engine had held back of one that is known."""
+        self._loss: AttemptEnd | None = None
+        """How the attempt ended that the current one continues."""
         self._early: Reason | None = None
         """Why the request is to end once the engine has stopped."""
 
@@ -74,19 +79,28 @@ class RequestAttempts:
         beside = self._beside
         return (self._is_running and attempt == self.record.attempt) or (beside is not None and attempt == beside.token)
 
-    def dispatch(self, attempt: int, replica: str, cause: AttemptCause | None = None) -> int:
-        """An attempt starts; returns the credit it starts with. By default the first one, or else a retry."""
-        started = self.record.dispatch(attempt, replica)
-        assert started, "dispatched a request that has output or is over"
+    def dispatch(self, attempt: int, replica: str, cause: AttemptCause | None = None, now: float = 0.0) -> int:
+        """An attempt starts; returns the credit it starts with. By default the first one, or else a retry.
+
+        Behind output it is a continuation: it begins with all that arrived, and its credit counts from the first token.
+        """
         assert not self._is_running, "the attempt before was not confirmed"
-        cause = cause or (AttemptCause.RETRY if self.attempted else AttemptCause.FIRST)
+        goes_on = self.record.first_output_at is not None
+        if goes_on:
+            assert self._end is not None, "continued what is not lost"
+            started, cause = self.record.go_on(attempt, replica), AttemptCause.CONTINUATION
+            self._loss = self._end if self._end.finish in LOSSES else self._loss
+        else:
+            started = self.record.dispatch(attempt, replica)
+            cause = cause or (AttemptCause.RETRY if self.attempted else AttemptCause.FIRST)
+        assert started, "dispatched a request that is over"
         self._current = self._log(attempt, replica, cause)
         self.holdings.hold(Resource.ENGINE_WORK)
         self._is_running = True
         self._end = None
         self._has_news = False
         self.retry_at = None
-        return self.window.open()
+        return self.window.reopen(now) if goes_on else self.window.open()
 
     def hedge(self, attempt: int, replica: str) -> int:
         """A rival starts; returns the credit it starts with. Only while `may_hedge`."""
@@ -128,6 +142,8 @@ class RequestAttempts:
             self.late += 1
             return False
         self._pending += tokens
+        if not tokens:
+            self._has_text = True
         self.current.output_tokens += tokens
         self.window.output(tokens, now)
         return True
@@ -146,7 +162,7 @@ class RequestAttempts:
             self.late += 1
             return False
         self._is_running = False
-        if end.output_tokens is not None and end.output_tokens != record.output_tokens:
+        if end.output_tokens is not None and end.output_tokens != record.output_tokens - record.known_tokens:
             end = AttemptEnd(Finish.FAILED, Reason.SEQUENCE_GAP, release_s=end.release_s)
         self._end = end
         self._settle(self.current, end)

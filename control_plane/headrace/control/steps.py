@@ -18,6 +18,7 @@ class Step(enum.Enum):
     WAIT = "wait"
     ACCEPTED = "accepted"
     RETRIED = "retried"
+    CONTINUED = "continued"
     PAUSED = "paused"
     DELTA = "delta"
     RETRY = "retry"
@@ -56,3 +57,5 @@ class Terms:
     """Longest that generation, or a write, waits for the reader."""
     resume_s: float | None = None
     """How long it runs on without a reader; None: not at all."""
+    known_max: int = 0
+    """Output tokens up to which another worker goes on when its own is lost; 0: none does."""
