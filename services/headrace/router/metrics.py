@@ -8,7 +8,6 @@ import prometheus_client as prom
 
 from headrace.control.holdings import Resource, ResourceLedger
 from headrace.control.lifecycle import Finish
-from headrace.router import telling
 from headrace.router.links import SchedulerLink
 from headrace.router.session import Session
 
@@ -108,7 +107,7 @@ class RouterMetrics:
     def finished(self, session: Session) -> None:
         """Count a request that is over; once."""
         machine, model = session.machine, session.model
-        record, usage = machine.record, telling.usage(machine, session.ended)
+        record, usage = machine.record, session.usage()
         self.late_messages += machine.late
         self.overruns += machine.window.overrun > 0
         reason = record.reason.value if record.reason is not None else "NONE"

@@ -20,6 +20,7 @@ from headrace.router.idempotency import Keys
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan, Planner
 from headrace.router.relaying import Sharing
+from headrace.router.retrying import RetryMetrics
 from headrace.router.routes import Routes
 from headrace.router.session import Session
 from headrace.router.sessions import Sessions
@@ -48,6 +49,8 @@ class InferenceService:
         self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics, here: Origin | None = None
     ) -> None:
         self.sessions = Sessions(settings, Planner(settings, routes), self._on_over)
+        routes.fleet_listeners.append(self.sessions.retrying.on_load)
+        RetryMetrics(metrics.registry, self.sessions.retrying)
         self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission

@@ -8,10 +8,10 @@ reader keeps up, one write.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
@@ -21,15 +21,12 @@ from headrace.control.event_log import EventLog, LoggedEvent
 from headrace.control.holdings import ResourceLedger
 from headrace.control.lifecycle import Finish
 from headrace.control.request import RequestMachine, Step
-from headrace.control.resources import Replica
 from headrace.router import telling
-from headrace.router.attempting import Attempting
-from headrace.router.links import SchedulerLink
+from headrace.router.attempting import TIMER_SLACK_S, Attempting
 from headrace.router.plan import Plan
+from headrace.router.session_parts import Event, Owner, SessionReader
 from headrace.router.telling import Logprob
 
-_TIMER_SLACK_S = 0.002
-"""Timers of the loop may fire a millisecond early."""
 LINGER_S = 5.0
 """How long the end of a request waits for a write that its reader holds up."""
 
@@ -39,41 +36,6 @@ def new_name() -> str:
     return f"requests/{secrets.token_hex(16)}"
 
 
-class Event(NamedTuple):
-    """One serialized event, ready to be written."""
-
-    sequence: int
-    data: bytes
-    tokens: int
-
-
-class SessionReader(Protocol):
-    """The call that reads a session."""
-
-    def wake(self) -> None:
-        """There may be something to take."""
-
-    def break_off(self, failure: Failure) -> None:
-        """End the call with `failure`, even if a write is held up."""
-
-
-class Owner(Protocol):
-    """Who keeps the sessions."""
-
-    def place(self, session: Session) -> tuple[SchedulerLink, Replica]:
-        """Choose where the next attempt runs.
-
-        Raises:
-            Failure: nobody can take it.
-        """
-
-    def on_over(self, session: Session) -> None:
-        """The end is decided and nothing is held in an engine any more. Once."""
-
-    def release(self, session: Session) -> None:
-        """Nobody reads it now."""
-
-
 class Session:
     """One request, over all its attempts and readers. Belongs to the event loop."""
 
@@ -81,7 +43,8 @@ class Session:
         self.name = name or new_name()
         self.plan = plan
         self.tenant = tenant
-        self.machine = RequestMachine(plan.budget, CreditWindow(plan.window_tokens), plan.terms, ledger)
+        window, retries = CreditWindow(plan.window_tokens), owner.retrying.policy
+        self.machine = RequestMachine(plan.budget, window, plan.terms, ledger, retries)
         self.log = EventLog(plan.retention) if plan.retention is not None else None
         self.received_at = time.time()
         """Unix time, for people."""
@@ -91,7 +54,8 @@ class Session:
         self._owner = owner
         self._is_reported = False
         self._over: asyncio.Event | None = None
-        self._attempts = Attempting(self.name, plan, self.machine, self)
+        place = functools.partial(owner.place, self)
+        self._attempts = Attempting(self.name, plan, self.machine, self, place, owner.retrying)
         self._wants_logprobs = plan.generate.HasField("top_logprobs")
         self._text: list[bytes] = []
         self._token_ids: list[int] = []
@@ -99,7 +63,7 @@ class Session:
         self._alone_from = 0
         self._alone_bytes = 0
         left_s = plan.budget.remaining_s(time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(left_s + _TIMER_SLACK_S, self.tick)
+        self._timer = asyncio.get_running_loop().call_later(left_s + TIMER_SLACK_S, self.tick)
 
     @property
     def model(self) -> str:
@@ -112,22 +76,37 @@ class Session:
         return self.machine.is_over
 
     @property
-    def ended(self) -> scheduler_pb2.Ended | None:
-        """The end of the newest attempt, as its Scheduler said; None: it has not."""
-        return self._attempts.ended
+    def avoided(self) -> list[str]:
+        """Replicas that its next attempt does not go to."""
+        return self._attempts.avoided
+
+    @property
+    def replicas(self) -> list[str]:
+        """Replicas where an attempt of it runs, or ran last."""
+        machine = self.machine
+        last = machine.attempted[-1:]
+        return [one.replica for one in machine.attempted if machine.runs(one.token)] or [one.replica for one in last]
 
     def failure(self) -> Failure | None:
         """Why it did not end well; None if it did, or runs."""
         finish = self.machine.record.finish
-        return None if finish is None or finish.is_ok else telling.failure_of(self.machine.record, self.ended)
+        return None if finish is None or finish.is_ok else telling.failure_of(self.machine, self._attempts.ended)
+
+    def usage(self) -> pb.Usage:
+        """What it has used so far, over all attempts."""
+        return telling.usage(self.machine, self._attempts.ends)
 
     def start(self) -> None:
-        """Dispatch an attempt.
+        """Dispatch the first attempt.
 
         Raises:
             Failure: nobody can take it.
         """
-        self._attempts.start(*self._owner.place(self))
+        self._attempts.start()
+
+    def look(self) -> None:
+        """See RequestOwner."""
+        self._proceed()
 
     # The reader
 
@@ -171,12 +150,10 @@ class Session:
         while True:
             step = machine.next(now)
             if step is Step.WAIT or step is Step.OVER:
+                self._attempts.await_retry()
                 return None
             if step is Step.RETRY:
-                try:
-                    self.start()
-                except Failure:
-                    machine.give_up()
+                self._attempts.again()
                 continue
             sequence = machine.take(step)
             machine.writing_since = now
@@ -222,13 +199,13 @@ class Session:
             self._clear_output()
         elif step is Step.ACCEPTED:
             assert self._attempts.admitted is not None
-            telling.accepted(event, self.plan, machine.record, self._attempts.admitted)
+            telling.accepted(event, self.plan, machine, self._attempts.admitted)
         elif step is Step.RETRIED:
-            telling.retried(event, machine.record.attempts)
+            telling.retried(event, machine.current.number)
         elif step is Step.PAUSED:
-            telling.paused(event, machine.record.attempts)
+            telling.paused(event, machine.current.number)
         else:
-            telling.terminal(event, machine, self.ended, now)
+            telling.terminal(event, machine, self._attempts.ends, now)
         data = event.SerializeToString()
         if self.log is not None:
             self.log.append(sequence, data, tokens)
@@ -308,6 +285,7 @@ class Session:
     def close(self) -> None:
         """Nobody reads it and nobody may come back."""
         self._timer.cancel()
+        self._attempts.close()
         if self.log is not None:
             self.log.clear()
         self._clear_output()
@@ -335,6 +313,8 @@ class Session:
             return
         self._is_reported = True
         self._timer.cancel()
+        self._attempts.close()
+        self._owner.retrying.finished(self.machine, time.monotonic())
         if self._over is not None:
             self._over.set()
         self._wake_followers()  # of an end that no event tells
@@ -348,13 +328,15 @@ class Session:
         if self.machine.admitted(
             message.attempt, message.record_version, now, cached_tokens=message.cached_prompt_tokens
         ):
-            self._attempts.admitted = message
+            self._attempts.sent[message.attempt].admitted = message
             self._proceed()
 
     def on_output(self, attempt: int, text: bytes, token_ids: Sequence[int], logprobs: Sequence[Logprob]) -> None:
         """See AttemptOwner. On the hot path."""
         if not self.machine.output(attempt, len(token_ids), time.monotonic()):
             return
+        if self.machine.unstopped:
+            self._attempts.stop_loser()
         self._text.append(text)
         self._token_ids.extend(token_ids)
         if logprobs and self._wants_logprobs:
@@ -369,11 +351,12 @@ class Session:
         end, now = telling.attempt_end(message), time.monotonic()
         if not self.machine.ended(message.attempt, message.record_version, end, now):
             return False
-        self._attempts.ended = message
+        self._attempts.sent[message.attempt].ended = message
+        self._attempts.stop_loser()
         self._proceed()
         return True
 
     def on_lost(self, attempt: int) -> None:
         """See AttemptOwner."""
-        if attempt == self.machine.record.attempt:
-            self.on_ended(telling.lost(self.machine.record))
+        if self.machine.runs(attempt):
+            self.on_ended(telling.lost(self.machine, attempt))

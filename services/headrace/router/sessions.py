@@ -24,6 +24,7 @@ from headrace.router import telling
 from headrace.router.admission import Admission
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
+from headrace.router.retrying import Retrying
 from headrace.router.session import Session
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
@@ -63,6 +64,7 @@ class Sessions:
 
     def __init__(self, settings: RouterSettings, planner: Planner, on_over: Callable[[Session], None]) -> None:
         self.resources = ResourceLedger()
+        self.retrying = Retrying(settings)
         self.idle = asyncio.Event()
         self.idle.set()
         self.admission: Admission | None = None
@@ -143,12 +145,12 @@ class Sessions:
             state=_STATE[record.phase],
             version=record.version,
             revision=session.plan.revision.name,
-            replica=record.tried[-1] if record.tried else "",
+            replica=machine.current.replica if machine.attempted else "",
             attempts=record.attempts,
             last_sequence=machine.sequence,
             attached=session.reader is not None,
             finish_reason=telling.FINISH_NUMBER[record.finish] if record.finish else None,
-            usage=telling.usage(machine, session.ended),
+            usage=session.usage(),
             timing=telling.timing(record, now),
         )
         if failure is not None:
@@ -183,7 +185,7 @@ class Sessions:
         """End what runs on a revision or a replica whose revocation says so."""
         ended = {r.name for r in snapshot.revocations if r.end_running}
         for session in self if ended else ():
-            if session.plan.revision.name in ended or not ended.isdisjoint(session.machine.record.tried[-1:]):
+            if session.plan.revision.name in ended or not ended.isdisjoint(session.replicas):
                 session.revoke()
 
     def sweep(self) -> None:
@@ -202,7 +204,7 @@ class Sessions:
 
     def place(self, session: Session) -> tuple[SchedulerLink, Replica]:
         """See Owner."""
-        return self._planner.place(session.plan, session.machine.record.tried)
+        return self._planner.place(session.plan, session.avoided)
 
     def on_over(self, session: Session) -> None:
         """See Owner."""

@@ -102,3 +102,14 @@ class RouterSettings(EtcdSettings):
         description="Bytes of input, and of events kept for readers, that running requests may hold.",
         ge=1024 * 1024,
     )
+    retry_share: float = Field(
+        0.1, description="Attempts beyond the first that the fleet may make, as a share of its successes.", ge=0, le=10
+    )
+    retry_floor: int = Field(
+        3, description="Such attempts that it may make in any 10 s, however few successes there are.", ge=0
+    )
+    hedge_after_s: float = Field(
+        0.0,
+        description="Wait for a first token, seconds, after which a second replica is asked too; 0: never.",
+        ge=0,
+    )

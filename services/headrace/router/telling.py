@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from headrace.control.attempt_log import Attempted
 from headrace.control.errors import Failure, Reason, Retry
 from headrace.control.lifecycle import Finish, RequestRecord
 from headrace.control.request import AttemptEnd, RequestMachine
@@ -20,6 +21,8 @@ from headrace.rpc import status
 FINISH_NUMBER: dict[Finish, Any] = {f: pb.FinishReason.Value(f"FINISH_REASON_{f.name}") for f in Finish}
 _FINISH = {number: finish for finish, number in FINISH_NUMBER.items()}
 
+Ends = Mapping[int, scheduler_pb2.Ended]
+"""What Schedulers have said of the ends of a request's attempts, by token."""
 Logprob = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and the likeliest tokens in its place with theirs."""
 
@@ -50,27 +53,30 @@ def attempt_end(ended: scheduler_pb2.Ended) -> AttemptEnd:
     finish = _FINISH.get(ended.reason, Finish.FAILED)
     failure = status.from_proto(ended.error) if ended.HasField("error") else None
     reason = failure.reason if failure is not None else None
+    names_delay = failure is not None and failure.retry_after_s != failure.rule.retry_after_s
     return AttemptEnd(
         finish,
         reason or _REASON_OF.get(finish),
         is_retryable=failure is not None and failure.rule.retry is Retry.ROUTER,
         is_free=reason in (Reason.DRAINING, Reason.STALE_EPOCH),
+        push_back_s=failure.retry_after_s if failure is not None and names_delay else None,
         release_s=_seconds(ended.release) if ended.HasField("release") else None,
         output_tokens=ended.output_tokens if ended.HasField("output_tokens") else None,
     )
 
 
-def lost(record: RequestRecord) -> scheduler_pb2.Ended:
+def lost(machine: RequestMachine, attempt: int) -> scheduler_pb2.Ended:
     """The end of an attempt whose link broke: what became of it is unknown here, and its Scheduler ends it."""
-    before = record.first_output_at is None
+    record = machine.record
+    before = record.first_output_at is None or attempt != record.attempt
     failure = (
         Failure(Reason.WORKER_LOST_BEFORE_OUTPUT, "The worker was lost before any output; send the request again.")
         if before
         else interrupted(record.output_tokens)
     )
     return scheduler_pb2.Ended(
-        attempt=record.attempt,
-        record_version=record.attempt_version,
+        attempt=attempt,
+        record_version=machine.version_of(attempt),
         reason=FINISH_NUMBER[Finish.FAILED if before else Finish.INTERRUPTED],
         error=status.to_proto(failure),
     )
@@ -85,8 +91,15 @@ def interrupted(tokens: int) -> Failure:
     )
 
 
-def failure_of(record: RequestRecord, ended: scheduler_pb2.Ended | None) -> Failure:
-    """Why a request did not end well."""
+def failure_of(machine: RequestMachine, ended: scheduler_pb2.Ended | None) -> Failure:
+    """Why a request did not end well. `ended`: of its last attempt."""
+    failure = _failure_of(machine.record, ended)
+    if machine.refused_retry:
+        failure.metadata = {**failure.metadata, "retry": machine.refused_retry}
+    return failure
+
+
+def _failure_of(record: RequestRecord, ended: scheduler_pb2.Ended | None) -> Failure:
     if ended is not None and ended.HasField("error"):
         said = status.from_proto(ended.error)
         if said.reason is record.reason:
@@ -98,15 +111,16 @@ def failure_of(record: RequestRecord, ended: scheduler_pb2.Ended | None) -> Fail
     return Failure(reason, sentence, metadata={"outputTokens": str(record.output_tokens)})
 
 
-def accepted(event: pb.GenerateEvent, plan: Plan, record: RequestRecord, admitted: scheduler_pb2.Admitted) -> None:
+def accepted(event: pb.GenerateEvent, plan: Plan, machine: RequestMachine, admitted: scheduler_pb2.Admitted) -> None:
     """Fill in that the engine has begun."""
     told = event.accepted
     told.revision = plan.revision.name
-    told.replica = record.tried[-1]
-    told.attempt = record.attempts
+    told.replica = machine.current.replica
+    told.attempt = machine.current.number
     told.requested_effort = _effort_number(plan.efforts.requested)
     told.default_effort = _effort_number(plan.efforts.default)
     told.effective_effort = _effort_number(plan.efforts.effective)
+    told.effective_priority = plan.generate.priority
     told.snapshot_version = plan.snapshot.version
     told.prompt_tokens = admitted.prompt_tokens
     told.cached_prompt_tokens = admitted.cached_prompt_tokens
@@ -143,31 +157,56 @@ def delta(event: pb.GenerateEvent, text: bytes, token_ids: Sequence[int], logpro
                 entry.alternatives.add(token_id=other_id, logprob=other_logprob)
 
 
-def terminal(event: pb.GenerateEvent, machine: RequestMachine, ended: scheduler_pb2.Ended | None, now: float) -> None:
-    """Fill in the end."""
-    record = machine.record
+def terminal(event: pb.GenerateEvent, machine: RequestMachine, ends: Ends, now: float) -> None:
+    """Fill in the end. `ends`: what Schedulers have said of each attempt's, by token."""
+    record, ended = machine.record, ends.get(machine.record.attempt)
     assert record.finish is not None
     told = event.terminal
     told.finish_reason = FINISH_NUMBER[record.finish]
-    told.usage.CopyFrom(usage(machine, ended))
+    told.usage.CopyFrom(usage(machine, ends))
     told.attempts = record.attempts
     told.timing.CopyFrom(timing(record, now))
+    told.attempt_records.extend(attempt_record(one, ends.get(one.token)) for one in machine.attempted)
     if ended is not None and ended.HasField("stop") and record.finish is Finish.STOP:
         told.stop.CopyFrom(ended.stop)
     if not record.finish.is_ok:
-        told.error.CopyFrom(status.to_proto(failure_of(record, ended)))
+        told.error.CopyFrom(status.to_proto(failure_of(machine, ended)))
 
 
-def usage(machine: RequestMachine, ended: scheduler_pb2.Ended | None) -> pb.Usage:
-    """What the request used, by the engine's count; by ours where the engine was lost, or has not said yet."""
-    used = pb.Usage()
+def attempt_record(attempted: Attempted, ended: scheduler_pb2.Ended | None) -> pb.AttemptRecord:
+    """What became of one attempt; without a finish reason where that is not known."""
+    return pb.AttemptRecord(
+        attempt=attempted.number,
+        replica=attempted.replica,
+        cause=int(attempted.cause),  # type: ignore[arg-type]
+        finish_reason=FINISH_NUMBER[attempted.finish] if attempted.finish is not None else None,
+        usage=_used(attempted, ended),
+        delivered=attempted.is_delivered,
+    )
+
+
+def usage(machine: RequestMachine, ends: Ends) -> pb.Usage:
+    """What the request used, over all attempts: generated tokens are summed, the prompt counts once."""
+    total = pb.Usage()
+    for one in machine.attempted:
+        used = _used(one, ends.get(one.token))
+        total.proposed_tokens += used.proposed_tokens
+        total.generated_tokens += used.generated_tokens
+        total.reasoning_tokens += used.reasoning_tokens
+        if used.prompt_tokens and (one is machine.current or not total.prompt_tokens):
+            total.prompt_tokens, total.cached_prompt_tokens = used.prompt_tokens, used.cached_prompt_tokens
+    total.sent_tokens = machine.window.sent
+    total.acknowledged_tokens = machine.window.acknowledged
+    return total
+
+
+def _used(attempted: Attempted, ended: scheduler_pb2.Ended | None) -> pb.Usage:
+    """What one attempt used, by the engine's count; by ours where the engine was lost, or has not said yet."""
     if ended is not None and ended.HasField("usage"):
+        used = pb.Usage()
         used.CopyFrom(ended.usage)
-    else:
-        used.generated_tokens = machine.record.output_tokens
-    used.sent_tokens = machine.window.sent
-    used.acknowledged_tokens = machine.window.acknowledged
-    return used
+        return used
+    return pb.Usage(generated_tokens=attempted.output_tokens)
 
 
 def timing(record: RequestRecord, now: float) -> pb.Timing:
