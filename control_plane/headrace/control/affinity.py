@@ -72,7 +72,7 @@ class _Ring:
     def __init__(self, ready: tuple[Replica, ...], before: _Ring | None) -> None:
         known: dict[str, int] = before.hash_of if before is not None else {}
         self.ready = ready
-        self.hash_of: dict[str, int] = {replica.name: known.get(replica.name) or _hash(replica.name) for replica in ready}
+        self.hash_of: dict[str, int] = {r.name: known.get(r.name) or _hash(r.name) for r in ready}
         ordered = sorted((value, name) for name, value in self.hash_of.items())
         self._points = [value for value, _ in ordered]
         self._names = [name for _, name in ordered]

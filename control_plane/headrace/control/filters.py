@@ -45,6 +45,10 @@ class Demand:
         return BLOCK_TOKENS if self.is_tokens else BLOCK_BYTES
 
 
+NO_DEMAND = Demand()
+"""Of a request of which nothing is known."""
+
+
 class Question(NamedTuple):
     """The facts of one decision."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.control.resources import Replica, ReplicaState
+from headrace.control.resources import FailureDomain, Replica, ReplicaState
 
 HALF_LIFE_S = 2.0
 """Age at which a report counts half. Schedulers report every second and with what they answer."""
@@ -208,6 +208,11 @@ class LoadView:
     def standing(self, name: str) -> Standing | None:
         """What is known of a replica; None: nothing."""
         return self._standings.get(name)
+
+    def domains(self, names: Iterable[str]) -> tuple[FailureDomain, ...]:
+        """Failure domains of these replicas, as far as a snapshot has them."""
+        found = (self._standings.get(name) for name in names)
+        return tuple(s.replica.failure_domain for s in found if s is not None and s.replica is not None)
 
     def habits(self, revision: str) -> Habits:
         """What is usual for a revision."""

@@ -34,8 +34,8 @@ DRAWS_MAX = 12
 """Replicas drawn, at most, before all are looked at: if half of them will do, one choice in 300 comes to that."""
 
 PREFERRED = 1
-"""Replicas that keep the prompt's beginning, added to the sample, at most. Each that takes a request keeps it, too: what
-many ask for is soon in many places, and found by drawing."""
+"""Replicas that keep the prompt's beginning, added to the sample, at most. Each that takes a request keeps it, too:
+what many ask for is soon in many places and found by drawing."""
 
 EQUAL_S = 1e-9
 """Scores closer than this are equal."""

@@ -1,13 +1,14 @@
 """Links to Schedulers: one long-lived Attach stream for each, frames for many requests.
 
 A link turns frames into calls on the sessions that own the attempts, and what sessions want sent into frames:
-all that waits when the transport is free goes out together. Its table of attempts is the Router's count in flight.
+all that waits when the transport is free goes out together. What it sees of attempts it tells the Router's `Routing`,
+whose set of tokens is the count in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -16,6 +17,10 @@ import grpc
 from headrace.api.inference.v1.inference_service_pb2 import FinishReason
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.api.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from headrace.control.errors import Reason
+from headrace.control.filters import NO_DEMAND, Demand
+from headrace.control.routing import Routing
+from headrace.rpc import status
 from headrace.rpc.channels import internal_channel
 from headrace.runtime.tasks import cancel_and_wait, retry_forever
 from headrace.runtime.telemetry import get_logger
@@ -57,16 +62,16 @@ class SchedulerLink:
         router: str,
         incarnation: str,
         on_load: Callable[[pb.LoadReport], None] | None = None,
+        routing: Routing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._on_load = on_load
-        self.in_flight: Counter[str] = Counter()
-        """Attempts by replica that have started and not ended."""
+        self._routing = routing or Routing()
         self.frames_in = 0
         self.frames_out = 0
         self.late_messages = 0
         self._hello = pb.Hello(router=router, incarnation=incarnation)
-        self._owners: dict[int, tuple[AttemptOwner, str]] = {}
+        self._owners: dict[int, AttemptOwner] = {}
         self._outgoing = pb.AttachRequest()
         self._wanted = asyncio.Event()
         self._credit_timer: asyncio.TimerHandle | None = None
@@ -94,10 +99,11 @@ class SchedulerLink:
         if self._task is not None:
             await cancel_and_wait(self._task)
 
-    def dispatch(self, message: pb.Dispatch, owner: AttemptOwner) -> None:
-        """Start an attempt. `owner` hears of it until it ended or is lost."""
-        self._owners[message.attempt] = (owner, message.replica)
-        self.in_flight[message.replica] += 1
+    def dispatch(self, message: pb.Dispatch, owner: AttemptOwner, demand: Demand = NO_DEMAND) -> None:
+        """Start an attempt. `owner` hears of it until it ended or is lost; `demand` is what its request asked for."""
+        attempt, now = message.attempt, time.monotonic()
+        self._owners[attempt] = owner
+        self._routing.dispatched(attempt, message.replica, message.epoch, message.revision, demand, now)
         self._outgoing.dispatches.append(message)
         self._wanted.set()
 
@@ -178,20 +184,24 @@ class SchedulerLink:
             if entry is None:
                 self.late_messages += 1
             else:
-                entry[0].on_admitted(admitted)
+                self._routing.admitted(
+                    admitted.attempt, admitted.prompt_tokens, admitted.cached_prompt_tokens, time.monotonic()
+                )
+                entry.on_admitted(admitted)
         if frame.HasField("deltas"):
             self._take_deltas(frame.deltas)
         for ended in frame.ended:
             entry = owners.get(ended.attempt)
             if entry is None:
                 self.late_messages += 1
-            elif entry[0].on_ended(ended):
+            elif entry.on_ended(ended):
                 del owners[ended.attempt]
-                self._release(entry[1])
+                failure = status.from_proto(ended.error) if ended.HasField("error") else None
+                self._routing.ended(ended.attempt, failure.reason if failure else None, time.monotonic())
 
     def _take_deltas(self, deltas: pb.Deltas) -> None:
         """Cut the columns and hand out the parts. Runs once a step, its body once an attempt."""
-        owners = self._owners
+        owners, silent = self._owners, self._routing.silent
         text = deltas.text
         ids = list(deltas.token_ids)
         logprobs = _cut_logprobs(deltas) if deltas.logprobs else ()
@@ -201,7 +211,9 @@ class SchedulerLink:
             if entry is None:
                 self.late_messages += 1
             else:
-                entry[0].on_output(
+                if attempt in silent:
+                    self._routing.first_output(attempt, time.monotonic())
+                entry.on_output(
                     attempt,
                     text[text_at : text_at + length],
                     ids[id_at : id_at + count],
@@ -212,14 +224,11 @@ class SchedulerLink:
 
     def _lose_all(self) -> None:
         lost, self._owners = self._owners, {}
-        self.in_flight.clear()
-        for attempt, (owner, _replica) in lost.items():
+        now = time.monotonic()
+        for attempt in lost:
+            self._routing.ended(attempt, Reason.WORKER_LOST_BEFORE_OUTPUT, now)
+        for attempt, owner in lost.items():
             owner.on_lost(attempt)
-
-    def _release(self, replica: str) -> None:
-        self.in_flight[replica] -= 1
-        if self.in_flight[replica] <= 0:
-            del self.in_flight[replica]
 
 
 def _cut_logprobs(deltas: pb.Deltas) -> list[tuple[float, list[tuple[int, float]]]]:

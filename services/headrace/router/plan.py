@@ -11,7 +11,8 @@ from headrace.control.credit import WINDOW_MIN
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
-from headrace.control.placement import check_not_revoked, choose_replica, resolve_revision
+from headrace.control.filters import NO_DEMAND, Demand
+from headrace.control.placement import check_not_revoked, resolve_revision
 from headrace.control.request import Terms
 from headrace.control.resources import Replica, Revision
 from headrace.control.snapshot import RoutingSnapshot
@@ -38,6 +39,8 @@ class Plan:
     """How long its events can be resumed; None: they cannot."""
     is_shared: bool = False
     """Whether it has an idempotency key: other calls may come to read it, so no reader's slowness ends it."""
+    demand: Demand = NO_DEMAND
+    """What it asks of a replica."""
 
 
 class Planner:
@@ -94,13 +97,16 @@ class Planner:
         check_not_revoked(snapshot, plan.revision)
         if plan.revision.name not in snapshot.replicas_of:
             snapshot = plan.snapshot
-        replica = choose_replica(
+        routing = self._routes.routing
+        replica = routing.choose(
             snapshot,
             plan.revision,
-            load=self._routes.load,
-            reachable=self._routes.is_reachable,
+            plan.demand,
             tried=tried,
+            failed=routing.loads.domains(tried),
+            reachable=self._routes.is_reachable,
             random=random.random,
+            now=time.monotonic(),
         )
         return self._routes.link(replica.endpoint), replica
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Mapping
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
-from headrace.control.resources import Replica
+from headrace.control.routing import Routing
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.stand_ins import StandIns
+from headrace.router.demands import report_of
 from headrace.router.links import SchedulerLink
 from headrace.runtime.telemetry import get_logger
 
@@ -21,7 +23,9 @@ class Routes:
     to cut what runs.
     """
 
-    def __init__(self, *, router: str, incarnation: str) -> None:
+    def __init__(self, *, router: str, incarnation: str, routing: Routing | None = None) -> None:
+        self.routing = routing or Routing()
+        """Chooses replicas; knows what is in flight."""
         self.snapshot: RoutingSnapshot | None = None
         self.stand_ins = StandIns()
         self.is_too_old: Callable[[], bool] = lambda: False
@@ -40,10 +44,17 @@ class Routes:
         """Use `snapshot` from now on."""
         self.snapshot = snapshot
         self.stand_ins.apply(snapshot)
+        self.routing.apply(snapshot, time.monotonic())
         wanted = {replica.endpoint for replica in snapshot.replicas}
         for endpoint in wanted - self._links.keys():
             on_load = functools.partial(self._take_load, endpoint)
-            link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation, on_load=on_load)
+            link = SchedulerLink(
+                endpoint,
+                router=self._router,
+                incarnation=self._incarnation,
+                on_load=on_load,
+                routing=self.routing,
+            )
             self._links[endpoint] = link
             link.open()
         for endpoint in self._links.keys() - wanted:
@@ -57,6 +68,9 @@ class Routes:
         )
 
     def _take_load(self, endpoint: str, report: scheduler_pb2.LoadReport) -> None:
+        now = time.monotonic()
+        for load in report.replicas:
+            self.routing.report(load.replica, report_of(load), now)
         for listener in self.load_listeners:
             listener(report)
         for told in self.fleet_listeners:
@@ -71,21 +85,10 @@ class Routes:
         link = self._links.get(endpoint)
         return link is not None and link.is_up
 
-    def load(self, replica: Replica) -> int:
-        """Attempts that run on a replica."""
-        link = self._links.get(replica.endpoint)
-        return link.in_flight[replica.name] if link is not None else 0
-
     @property
     def in_flight(self) -> Mapping[str, int]:
         """Attempts that run, by replica."""
-        links = list(self._links.values())
-        if len(links) == 1:
-            return links[0].in_flight
-        merged: dict[str, int] = {}
-        for link in links:
-            merged.update(link.in_flight)
-        return merged
+        return self.routing.loads.in_flight
 
     @property
     def links(self) -> list[SchedulerLink]:

@@ -1,0 +1,65 @@
+"""What routing needs to know of a request and of a load report, read out of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from headrace.control.affinity import affinity_hash
+from headrace.control.filters import Demand
+from headrace.control.load_view import ReplicaReport
+from headrace.control.prefix_index import salt, text_blocks, token_blocks
+from headrace.control.priority import Priority
+from headrace.control.resources import Revision
+from headrace.control.snapshot import RoutingSnapshot
+
+
+def demand_of(
+    request: pb.GenerateRequest, snapshot: RoutingSnapshot, revision: Revision, tenant: str, output_tokens_max: int
+) -> Demand:
+    """What a request asks of a replica.
+
+    Args:
+        request: checked and completed for the revision.
+        snapshot: that the tenant's zones are in.
+        revision: pinned.
+        tenant: whose it is.
+        output_tokens_max: if it sets none.
+    """
+    chain, ids = salt(tenant, revision.name), request.tokens.ids
+    found = snapshot.tenant_by_name.get(tenant)
+    parts = () if ids else tuple(_text(request))
+    return Demand(
+        prompt_size=len(ids) if ids else sum(map(len, parts)),
+        is_tokens=bool(ids),
+        output_tokens=min(request.max_tokens or output_tokens_max, revision.execution.context_tokens),
+        blocks=token_blocks(ids, chain) if ids else text_blocks(parts, chain),
+        affinity=affinity_hash(tenant, revision.name, request.affinity_key),
+        zones=frozenset(found.zones) if found is not None else frozenset(),
+        priority=request.priority or Priority.STANDARD,
+    )
+
+
+def _text(request: pb.GenerateRequest) -> Iterator[bytes]:
+    """The text, before the template: equal beginnings of this are equal beginnings of what the template makes."""
+    if request.WhichOneof("input") == "prompt":
+        yield request.prompt.encode()
+    for message in request.conversation.messages:
+        yield b"\0%d\0" % message.role
+        yield message.content.encode()
+
+
+def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
+    """What a Scheduler says of one replica."""
+    return ReplicaReport(
+        active=load.active,
+        waiting=load.waiting,
+        slots=load.slots,
+        kv_cells_reserved=load.kv_cells_reserved,
+        kv_cells=load.kv_cells,
+        queue_wait_s=load.queue_wait.ToMicroseconds() / 1e6 if load.HasField("queue_wait") else None,
+        concurrency_limit=load.concurrency_limit,
+        admits_from=load.admits_from,
+        prefill_tokens_per_s=float(load.prefill_tokens_per_second),
+    )
