@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import enum
 import json
+import re
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ from headrace.client import (
     Event,
     HeadraceError,
     Interrupted,
+    Notice,
+    NoticeKind,
     RequestError,
     ResumePoint,
     Stream,
@@ -33,7 +36,7 @@ from headrace.client import (
     Unavailable,
     Usage,
 )
-from headrace.control.errors import RULES
+from headrace.control.errors import RULES, Reason
 
 
 def print_stream(stream: Stream, address: str, *, as_json: bool, quiet: bool) -> None:
@@ -55,9 +58,8 @@ def print_stream(stream: Stream, address: str, *, as_json: bool, quiet: bool) ->
                 with closing(iter(stream)) as events:
                     for event in events:
                         show.event(event)
-                        if isinstance(event, Accepted) and event.retention is not None and not quiet:
-                            window = f"{event.retention.window_s:g} s"
-                            _console().print(f"{event.request} can be resumed for {window}", soft_wrap=True)
+                        if not quiet and (news := _news(event, is_replay=stream.is_replay)):
+                            _console().print("\n".join(news), soft_wrap=True)
             finally:
                 show.end()
     except HeadraceError as error:
@@ -70,6 +72,22 @@ def print_stream(stream: Stream, address: str, *, as_json: bool, quiet: bool) ->
         _console().print(usage_table(stream.answer))
     if interrupted.is_set():
         raise Problem("cancelled", code=EXIT_INTERRUPTED)
+
+
+def _news(event: Event, *, is_replay: bool) -> list[str]:
+    """What a person at a terminal should know while an answer comes."""
+    news = []
+    if isinstance(event, Accepted):
+        if is_replay:
+            news.append(
+                f"{event.request} was made before with this idempotency key: this is what comes, or came, of it"
+            )
+        if event.retention is not None:
+            news.append(f"{event.request} can be resumed for {event.retention.window_s:g} s")
+    elif isinstance(event, Notice) and event.kind is NoticeKind.CONTINUED:
+        how = f", {event.exactness.value}" if event.exactness else ""
+        news.append(f"the worker was lost; attempt {event.attempt} goes on{how}: {event.message}")
+    return news
 
 
 def usage_table(answer: Answer) -> Table:
@@ -132,10 +150,7 @@ def problem_of(error: HeadraceError, address: str, point: ResumePoint | None = N
     elif isinstance(error, Cancelled):
         code = EXIT_INTERRUPTED
     if error.reason is None and isinstance(error, Unavailable):
-        return Problem(
-            f"the router at {address} does not answer",
-            hint="start a stack with `headrace up`, or set HEADRACE_ROUTER to the address of yours",
-        )
+        return _unreachable(error.message, address)
     if point is not None and isinstance(error, Interrupted) and error.answer and error.answer.finish_reason is None:
         return Problem(
             error.message, hint=f"`headrace request resume {point.request} --after {point.sequence}` may go on with it"
@@ -143,8 +158,31 @@ def problem_of(error: HeadraceError, address: str, point: ResumePoint | None = N
     if error.reason is None and isinstance(error, DeadlineExceeded):
         return Problem("the request took longer than its deadline", hint="allow more with --timeout, or ask for less")
     hint = RULES[error.reason].advice if error.reason else ""
+    if error.reason is Reason.UNAUTHENTICATED:
+        hint = "say who calls: --api-key-file FILE, or HEADRACE_API_KEY, or --tls-cert and --tls-key"
+    if error.quota:
+        told = (f"{v.subject}: {v.description}" if v.description != error.message else v.subject for v in error.quota)
+        hint = "\n  ".join([hint, *told])
     name = f"{error.reason.value}: " if error.reason else ""
     return Problem(f"{name}{error.message}", hint=hint, code=code)
+
+
+def _unreachable(details: str, address: str) -> Problem:
+    """Nobody could be asked; gRPC's text tells TLS that does not fit from a Router that is not there."""
+    if handshake := re.search(r"handshake failed.*?: (?:.*OPENSSL_internal:)?(.*?)(?:: OK)?$", details):
+        return Problem(
+            f"the router at {address} and this command do not agree on TLS: {handshake[1]}",
+            hint="see --tls-ca, and --tls-cert with --tls-key; the Router's certificate must name its address",
+        )
+    if "failed to connect" in details and details.endswith("Socket closed"):
+        return Problem(
+            f"something at {address} takes the connection and closes it",
+            hint="does it want TLS (--tls, --tls-ca), or a client's certificate (--tls-cert and --tls-key)?",
+        )
+    return Problem(
+        f"the router at {address} does not answer",
+        hint="start a stack with `headrace up`, or set HEADRACE_ROUTER to the address of yours",
+    )
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from headrace.cli.answers import print_stream, problem_of
+from headrace.cli.caller import caller_options, connect, take_caller
 from headrace.cli.places import find
 from headrace.cli.problems import EXIT_USAGE, Problem
-from headrace.client import Client, HeadraceError
+from headrace.client import HeadraceError
 
 _SAMPLING = (
     ("temperature", float, "0 always takes the likeliest token; up to 10."),
@@ -50,6 +51,13 @@ def _sampling_options(command: Any) -> Any:
 @click.option(
     "--resume", "resumable", is_flag=True, help="Survive a lost connection: the request runs on, and is resumed."
 )
+@click.option("--priority", type=click.Choice(["sheddable", "batch", "standard", "critical"]),
+              help="How much others may be served before it under load. Default: the tenant's.")  # fmt: skip
+@click.option("--idempotency-key", metavar="KEY",
+              help="Sent again with the same KEY it is not run again: what came of it is repeated.")  # fmt: skip
+@click.option("--recover", is_flag=True, help="If its worker is lost, let another one go on behind what it wrote.")
+@click.option("--affinity", "affinity_key", metavar="TEXT", help="Run where others with the same TEXT ran, if it can.")
+@caller_options
 @click.option("--json", "as_json", is_flag=True, help="Print events, one JSON document a line.")
 @click.option("--quiet", is_flag=True, help="No table at the end.")
 def generate(
@@ -58,6 +66,7 @@ def generate(
     chat: bool,
     system: str | None,
     resumable: bool,
+    recover: bool,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -69,13 +78,16 @@ def generate(
     one that failed, 130 when cancelled.
 
     With --resume a lost connection ends nothing: this command goes on where it was, and `headrace request resume`
-    does so from elsewhere, for as long as the service keeps the events.
+    does so from elsewhere, for as long as the service keeps the events. HEADRACE_ROUTER may name several Routers of a
+    fleet, with commas between them: one that is lost before the first output is replaced by another.
 
     \b
     headrace generate "Once upon a time" --max-tokens 64 --temperature 0
     headrace generate --chat --system "Answer in one word." "What is the capital of France?"
     cat notes.txt | headrace generate - --json
     headrace generate "A long story" --resume
+    headrace generate "Sum up: ..." --priority batch --idempotency-key report-2026-11-29 --recover
+    HEADRACE_ROUTER=models.example:443 headrace generate "Hello" --tls --api-key-file ~/.headrace-key
     """  # noqa: D301
     places = find()
     model = model or places.model
@@ -85,7 +97,9 @@ def generate(
     options["stop"] = list(options["stop"]) or None
     if resumable:
         options["on_disconnect"] = "continue"
-    with Client(places.router) as client:
+    if recover:
+        options["recovery"] = "continue"
+    with connect(places.router, take_caller(options)) as client:
         try:
             if chat or system:
                 first = [{"role": "system", "content": system}] if system else []

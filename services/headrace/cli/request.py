@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from rich.console import Console
 
 from headrace.cli.answers import cost, facts_table, plain, print_stream, problem_of
+from headrace.cli.caller import caller_options, connect, take_caller
 from headrace.cli.places import find
 from headrace.client import Client, HeadraceError, RequestInfo
 
@@ -34,26 +36,28 @@ def request() -> None:
 
 @request.command(short_help="Show where a request is in its life.")
 @_NAME
+@caller_options
 @_JSON
-def show(name: str, as_json: bool) -> None:
+def show(name: str, as_json: bool, **options: Any) -> None:
     """Show the state of the request NAME, where it runs, and what it has used so far.
 
     Exit code 2 if no Router knows it.
     """
-    with _client() as client:
+    with _client(options) as client:
         info = client.get_request(_full(name))
     _print(info, as_json=as_json)
 
 
 @request.command(short_help="End a request, whoever reads it.")
 @_NAME
+@caller_options
 @_JSON
-def cancel(name: str, as_json: bool) -> None:
+def cancel(name: str, as_json: bool, **options: Any) -> None:
     """End the request NAME, and show it as it is then. Its reader is told, and what it held is freed.
 
     One that has ended is shown as it is: the first end stands. Exit code 2 if no Router knows it.
     """
-    with _client() as client:
+    with _client(options) as client:
         info = client.cancel_request(_full(name))
     _print(info, as_json=as_json)
 
@@ -64,9 +68,10 @@ def cancel(name: str, as_json: bool) -> None:
               help="Sequence of the last event that was read. Default: 0, all of them.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=float, metavar="SECONDS",
               help="How long to read; the request has a deadline of its own. Default: 300.")  # fmt: skip
+@caller_options
 @click.option("--json", "as_json", is_flag=True, help="Print events, one JSON document a line.")
 @click.option("--quiet", is_flag=True, help="No table at the end.")
-def resume(name: str, after: int, timeout_s: float | None, as_json: bool, quiet: bool) -> None:
+def resume(name: str, after: int, timeout_s: float | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Print the events of the request NAME behind sequence N, and go on as they are generated.
 
     Only for requests made with `headrace generate --resume` (on_disconnect CONTINUE), and as long as the service
@@ -77,7 +82,7 @@ def resume(name: str, after: int, timeout_s: float | None, as_json: bool, quiet:
     headrace request resume requests/0a1b2c --after 41 --json >> story.jsonl
     """  # noqa: D301
     router = find().router
-    with _client() as client:
+    with _client(options) as client:
         stream = client.resume(_full(name), after, timeout_s=timeout_s)
         print_stream(stream, router, as_json=as_json, quiet=quiet)
 
@@ -87,10 +92,10 @@ def _full(name: str) -> str:
 
 
 @contextmanager
-def _client() -> Iterator[Client]:
+def _client(options: dict[str, Any]) -> Iterator[Client]:
     """A client of the stack's Router, whose refusals become one sentence."""
     router = find().router
-    with Client(router) as client:
+    with connect(router, take_caller(options)) as client:
         try:
             yield client
         except HeadraceError as error:
