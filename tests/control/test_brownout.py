@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.brownout import DOWN_S, UP_S, Brownout, pressure_of
+from headrace.control.brownout import DOWN_S, UP_S, Brownout, floor, pressure_of
 from headrace.control.priority import Priority
 
 ALL, BATCH, STANDARD, CRITICAL = Priority.SHEDDABLE, Priority.BATCH, Priority.STANDARD, Priority.CRITICAL
@@ -82,3 +82,12 @@ def test_pressure(age_s: float, waiting: int, least: float, most: float) -> None
 
 def test_a_queue_without_room_is_no_error() -> None:
     assert pressure_of(queue_age_s=0.0, target_s=2.0, waiting=0, waiting_max=0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("level", "waits", "wanted"),
+    [(CRITICAL, STANDARD, STANDARD), (STANDARD, CRITICAL, STANDARD), (CRITICAL, None, ALL), (ALL, CRITICAL, ALL)],
+    ids=["STANDARD alone is not refused", "lower ones are", "nobody waits", "no pressure"],
+)
+def test_nobody_is_refused_for_the_sake_of_nobody(level: Priority, waits: Priority | None, wanted: Priority) -> None:
+    assert floor(level, waits) is wanted

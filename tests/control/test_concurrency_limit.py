@@ -84,6 +84,14 @@ def test_without_a_target_a_replica_is_compared_with_itself_when_full() -> None:
     assert replica.window(0.5) < SLOTS
 
 
+def test_what_no_reader_notices_is_not_slow() -> None:
+    replica = Replica(ConcurrencyLimit(SLOTS))
+    for _ in range(2 * LEARNING_WINDOWS):
+        replica.window(0.001)
+    assert replica.window(0.04) == SLOTS
+    assert replica.window(0.06) < SLOTS
+
+
 def test_what_is_slow_for_good_does_not_stay_at_one() -> None:
     replica = Replica(ConcurrencyLimit(SLOTS, target_s=0.1))
     limits = [replica.window(0.3) for _ in range(60)]

@@ -8,6 +8,9 @@ A level is entered when the pressure has been over its threshold for `up_s`, and
 it for `down_s`: up quickly, down slowly, one level at a time, so that it does not flap. CRITICAL is refused only by
 what bounds everything: a full queue.
 
+A priority is refused for the sake of higher ones only: `floor` lowers the level to the highest priority that waits. A
+queue of STANDARD alone refuses by its bounds; to refuse all of it, until it has drained, would leave slots idle.
+
 Sans-io: times are arguments, seconds. O(1).
 """
 
@@ -66,6 +69,11 @@ class Brownout:
         else:
             self._over_since = self._under_since = None
         return self.admits_from
+
+
+def floor(admits_from: Priority, highest_waiting: Priority | None) -> Priority:
+    """What is admitted where nobody of a higher priority than `highest_waiting` waits; None: nobody waits at all."""
+    return Priority.SHEDDABLE if highest_waiting is None else min(admits_from, highest_waiting)
 
 
 def pressure_of(*, queue_age_s: float, target_s: float, waiting: int, waiting_max: int) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 
+TARGET_MIN_S = 0.05
 WINDOW_S = 1.0
 WINDOW_SAMPLES_MIN = 8
 """A window lasts until it has so many."""
@@ -61,7 +62,7 @@ class ConcurrencyLimit:
         "decreases",
     )
 
-    def __init__(self, slots: int, *, target_s: float = 0.0, tolerance: float = 2.0) -> None:
+    def __init__(self, slots: int, *, target_s: float = 0.0, tolerance: float = 3.0) -> None:
         assert slots >= 0
         assert target_s >= 0
         assert tolerance > 1
@@ -91,7 +92,7 @@ class ConcurrencyLimit:
             return self._target_s * self._ease
         if self._windows < LEARNING_WINDOWS:
             return math.inf
-        return self._median * self._tolerance * self._ease
+        return max(self._median * self._tolerance, TARGET_MIN_S) * self._ease
 
     def observe(self, step_s: float, in_flight: int, now: float) -> bool:
         """A response of the engine arrived: its steps took `step_s` each, with `in_flight` attempts in the engine.

@@ -11,8 +11,8 @@ a wait has been below the target again.
 
 The measure is the least wait, not the mean: one short wait shows that the queue drained. It is one measure for all
 classes: that low ones wait long while high ones are served at once is what priorities are for, and sheds nobody.
-STANDARD and CRITICAL are never shed: they were accepted, and a word that is kept is worth more than a shorter queue.
-Where they stand, new ones are refused at the door (headrace.control.brownout).
+Only priorities below SHED_BELOW are shed, and only while a higher one waits: what was accepted is kept where nobody
+gains by its end. Where STANDARD stands, new ones are refused at the door (headrace.control.brownout).
 
 Sans-io: times are arguments, seconds. Each decision is O(1).
 """
@@ -40,7 +40,7 @@ class QueueAge:
             than a burst that is worth keeping.
     """
 
-    __slots__ = ("_above_since", "_count", "_interval_s", "_next_at", "_target_s", "shed")
+    __slots__ = ("_above_since", "_count", "_interval_s", "_next_at", "_target_s")
 
     def __init__(self, *, target_s: float = TARGET_S, interval_s: float = INTERVAL_S) -> None:
         assert target_s > 0
@@ -50,8 +50,6 @@ class QueueAge:
         self._above_since: float | None = None
         self._next_at = math.inf
         self._count = 0
-        self.shed = 0
-        """Entries that were to be shed, in all."""
 
     @property
     def is_standing(self) -> bool:
@@ -85,7 +83,6 @@ class QueueAge:
             due += 1
         if due == SHED_MAX:
             self._next_at = max(self._next_at, now)  # after a pause of this process, no avalanche
-        self.shed += due
         return due
 
     def _look(self, wait_s: float, now: float) -> None:

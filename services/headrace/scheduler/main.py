@@ -61,7 +61,7 @@ class _Scheduler:
     def __init__(self, settings: SchedulerSettings, store: EtcdStore) -> None:
         self._settings = settings
         self._name = f"schedulers/{settings.name}"
-        self._relay = Relay(AttemptLedger(settings.queue_settings()))
+        self._relay = Relay(AttemptLedger(settings.queue_settings()), settings.overload_settings())
         self._membership = Membership(store, on_epoch=self._on_epoch)
         self._follower = SnapshotFollower(store, shard_codec)
         self._identity = Identity(

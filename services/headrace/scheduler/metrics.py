@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from headrace.control.worker_lifecycle import WorkerState
 from headrace.runtime.membership import LeaseState
 from headrace.scheduler.fleet import Fleet
+from headrace.scheduler.overload_metrics import collect_overload
 from headrace.scheduler.queue_metrics import collect_queues
 from headrace.scheduler.relay import Relay
 from headrace.scheduler.vitals import Vitals
@@ -36,6 +37,7 @@ class SchedulerCollector(Collector):
         """All metrics, as of now. Runs in the metrics server's thread: it reads copies, and locks nothing."""
         yield from self._attempts()
         yield from collect_queues(self._relay)
+        yield from collect_overload(self._relay)
         yield from self._traffic()
         yield from self._workers()
         yield from self._health()

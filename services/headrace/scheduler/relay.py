@@ -20,6 +20,7 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempt_book import Attempt, Cause, WorkerBook
 from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, InvalidRequest, Violation
+from headrace.control.overload import OverloadControl, OverloadSettings
 from headrace.control.reconcile import Reconciler
 from headrace.engine.contract import StepBatch
 from headrace.runtime.telemetry import get_logger
@@ -40,8 +41,9 @@ silence that counts as death (3 s) is the end of it anyway; so this is three tim
 class Relay:
     """All sessions and all engines of one Scheduler."""
 
-    def __init__(self, ledger: AttemptLedger) -> None:
+    def __init__(self, ledger: AttemptLedger, overload: OverloadSettings | None = None) -> None:
         self.ledger = ledger
+        self.overload = OverloadControl(ledger, overload)
         self.counts = RelayCounts()
         self.sessions: dict[int, Session] = {}
         self._engines: dict[str, EngineClient] = {}
@@ -148,6 +150,7 @@ class Relay:
     def open_engine(self, book: WorkerBook, engine: EngineClient) -> None:
         """A worker is READY; from now on attempts may be sent to it."""
         self.ledger.open_worker(book)
+        self.overload.open(book.replica)
         self._engines[book.replica] = engine
         self._looks[book.replica] = Reconciler(opened_at=time.monotonic())
         self.ask_loads()
@@ -156,6 +159,7 @@ class Relay:
         """A worker is gone, or at the end of its drain: each of its attempts ends, now and truthfully."""
         for attempt, had_output in self.ledger.close_worker(replica):
             self._tell_end(attempt, codec.ended_by_loss(attempt, had_output=had_output, drained=drained))
+        self.overload.close(replica)
         self._engines.pop(replica, None)
         self._looks.pop(replica, None)
         self._ends.pop(replica, None)
@@ -184,6 +188,8 @@ class Relay:
         if book is None:
             self._drop(batch)
             return
+        if batch.seqs:
+            self.overload.stepped(replica, batch.steps, batch.ended_ns, time.monotonic())
         closing: list[Mapping[str, Any]] | None = None
         if batch.events:
             closing = self._take_events(incarnation, batch.events)
@@ -345,6 +351,7 @@ class Relay:
 
     def tick(self, now: float) -> None:
         """Once a second: loads, so that their age is known; late attempts; engines that hang; looks at the books."""
+        self.overload.tick(now)
         self.ask_loads()
         self.ledger.look_again()
         self._advance(now)

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from headrace.adapters.etcd_settings import Endpoint, EtcdSettings
 from headrace.control import names
+from headrace.control.overload import OverloadSettings
 from headrace.control.worker_queue import QueueSettings
 from headrace.triton.workspace import DEFAULT_CACHE_DIR
 
@@ -108,6 +109,28 @@ class SchedulerSettings(EtcdSettings):
         ge=0,
         lt=1,
     )
+    step_target_ms: float = Field(
+        0.0,
+        description="Time that a step of an engine may take before it is given fewer attempts at a time, milliseconds;"
+        " 0: 'step_tolerance' times what is usual for the worker when all its slots are busy.",
+        ge=0,
+    )
+    step_tolerance: float = Field(3.0, description="See 'step_target_ms'.", gt=1)
+    queue_age_target_s: float = Field(
+        2.0, description="Wait for a slot that is good enough, seconds; a queue stands where none is shorter.", gt=0
+    )
+    queue_age_interval_s: float = Field(
+        10.0, description="How long a queue has to stand before work of low priority is shed from it, seconds.", gt=0
+    )
+
+    def overload_settings(self) -> OverloadSettings:
+        """When a worker has too much."""
+        return OverloadSettings(
+            step_target_s=self.step_target_ms / 1000,
+            step_tolerance=self.step_tolerance,
+            queue_age_target_s=self.queue_age_target_s,
+            queue_age_interval_s=self.queue_age_interval_s,
+        )
 
     def queue_settings(self) -> QueueSettings:
         """What may wait for a worker, and what its engine is given."""
