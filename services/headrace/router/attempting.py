@@ -187,7 +187,7 @@ class Attempting:
         message = self._dispatch(attempt, replica, credit)
         # An attempt behind one that a draining worker refused is the first that anybody begins with.
         message.cause = int(cause if is_charged else AttemptCause.FIRST)  # type: ignore[assignment]
-        link.dispatch(message, self._owner)
+        link.dispatch(message, self._owner, self._plan.demand)
         if self._retrying.hedge_after_s and machine.may_hedge:
             self._call_at(self._dispatched_at + self._retrying.hedge_after_s, self._hedge)
 

@@ -12,31 +12,27 @@ from headrace.control.load_view import ReplicaReport
 from headrace.control.prefix_index import salt, text_blocks, token_blocks
 from headrace.control.priority import Priority
 from headrace.control.resources import Revision
-from headrace.control.snapshot import RoutingSnapshot
+from headrace.control.tenants import Tenant
 
 
-def demand_of(
-    request: pb.GenerateRequest, snapshot: RoutingSnapshot, revision: Revision, tenant: str, output_tokens_max: int
-) -> Demand:
+def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, output_tokens_max: int) -> Demand:
     """What a request asks of a replica.
 
     Args:
         request: checked and completed for the revision.
-        snapshot: that the tenant's zones are in.
         revision: pinned.
         tenant: whose it is.
         output_tokens_max: if it sets none.
     """
-    chain, ids = salt(tenant, revision.name), request.tokens.ids
-    found = snapshot.tenant_by_name.get(tenant)
+    chain, ids = salt(tenant.name, revision.name), request.tokens.ids
     parts = () if ids else tuple(_text(request))
     return Demand(
         prompt_size=len(ids) if ids else sum(map(len, parts)),
         is_tokens=bool(ids),
         output_tokens=min(request.max_tokens or output_tokens_max, revision.execution.context_tokens),
         blocks=token_blocks(ids, chain) if ids else text_blocks(parts, chain),
-        affinity=affinity_hash(tenant, revision.name, request.affinity_key),
-        zones=frozenset(found.zones) if found is not None else frozenset(),
+        affinity=affinity_hash(tenant.name, revision.name, request.affinity_key),
+        zones=frozenset(tenant.zones),
         priority=request.priority or Priority.STANDARD,
     )
 
