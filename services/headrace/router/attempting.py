@@ -15,6 +15,7 @@ from typing import Protocol
 
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempt_log import AttemptCause
+from headrace.control.continuation import KnownAnswer
 from headrace.control.errors import Failure
 from headrace.control.hedge import is_due
 from headrace.control.lifecycle import Finish
@@ -65,6 +66,8 @@ class Attempting:
     ) -> None:
         self.sent: dict[int, Sent] = {}
         """By token, in order."""
+        self.known = KnownAnswer(plan.terms.known_max) if plan.terms.known_max else None
+        """The answer so far, where another worker is to go on with it; None: it is not."""
         self._request = request
         self._plan = plan
         self._machine = machine
@@ -180,11 +183,14 @@ class Attempting:
         if cause is AttemptCause.HEDGE:
             credit = machine.hedge(attempt, replica.name)
         else:
-            credit = machine.dispatch(attempt, replica.name, cause)
             self._dispatched_at = time.monotonic()
+            credit = machine.dispatch(attempt, replica.name, cause, self._dispatched_at)
+            cause = machine.current.cause
         self.sent[attempt] = Sent(link)
         self._retrying.attempts[cause] += 1
         message = self._dispatch(attempt, replica, credit)
+        if cause is AttemptCause.CONTINUATION:
+            self._continue(message)
         # An attempt behind one that a draining worker refused is the first that anybody begins with.
         message.cause = int(cause if is_charged else AttemptCause.FIRST)  # type: ignore[assignment]
         link.dispatch(message, self._owner, self._plan.demand)
@@ -211,6 +217,18 @@ class Attempting:
         if plan.budget.execution_s is not None:
             message.execution_timeout.FromMicroseconds(int(plan.budget.execution_s * 1e6))
         return message
+
+    def _continue(self, message: pb.Dispatch) -> None:
+        """Let an attempt begin behind all output so far; it gets a wait of its own, and what is left of the run."""
+        known, budget, admitted_at = self.known, self._plan.budget, self._machine.record.admitted_at
+        assert known is not None
+        message.continuation.token_ids.extend(known.token_ids)
+        message.continuation.text_bytes = known.text_bytes
+        if budget.queue_s is not None:
+            message.queue_timeout.FromMicroseconds(int(budget.queue_s * 1e6))
+        if budget.execution_s is not None and admitted_at is not None:
+            left_s = max(0.001, admitted_at + budget.execution_s - self._dispatched_at)
+            message.execution_timeout.FromMicroseconds(int(left_s * 1e6))
 
     def _call_at(self, at: float, call: Callable[[], None]) -> None:
         self.close()

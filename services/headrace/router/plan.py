@@ -83,6 +83,7 @@ class Planner:
                 attempts_max=settings.attempts_max,
                 slow_consumer_s=settings.slow_consumer_s,
                 resume_s=settings.resume_window_s if resumable else None,
+                known_max=settings.continue_tokens_max if request.recovery == pb.RECOVERY_CONTINUE else 0,
             ),
             window_tokens=self._window(request),
             retention=self._retention if resumable else None,

@@ -202,6 +202,8 @@ class Session:
             telling.accepted(event, self.plan, machine, self._attempts.admitted)
         elif step is Step.RETRIED:
             telling.retried(event, machine.current.number)
+        elif step is Step.CONTINUED:
+            telling.continued(event, self.plan, machine.current.number)
         elif step is Step.PAUSED:
             telling.paused(event, machine.current.number)
         else:
@@ -337,6 +339,8 @@ class Session:
             return
         if self.machine.unstopped:
             self._attempts.stop_loser()
+        if self._attempts.known is not None:
+            self._attempts.known.add(token_ids, len(text))
         self._text.append(text)
         self._token_ids.extend(token_ids)
         if logprobs and self._wants_logprobs:

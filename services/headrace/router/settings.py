@@ -113,3 +113,9 @@ class RouterSettings(EtcdSettings):
         description="Wait for a first token, seconds, after which a second replica is asked too; 0: never.",
         ge=0,
     )
+    continue_tokens_max: int = Field(
+        32_768,
+        description="Output tokens up to which a request with RECOVERY_CONTINUE goes on when its worker is lost; of a"
+        " longer answer they are not kept. 0: such requests are interrupted as the others.",
+        ge=0,
+    )

@@ -138,6 +138,15 @@ def retried(event: pb.GenerateEvent, attempt: int) -> None:
     event.notice.attempt = attempt
 
 
+def continued(event: pb.GenerateEvent, plan: Plan, attempt: int) -> None:
+    """Fill in that another worker goes on."""
+    is_greedy = plan.generate.sampling.temperature == 0  # unset, too: the engine's default
+    event.notice.kind = pb.Notice.KIND_CONTINUED
+    event.notice.message = "The worker was lost; another one goes on behind the last token that was generated."
+    event.notice.attempt = attempt
+    event.notice.exactness = pb.Notice.EXACTNESS_EXACT if is_greedy else pb.Notice.EXACTNESS_APPROXIMATE
+
+
 def paused(event: pb.GenerateEvent, attempt: int) -> None:
     """Fill in that generation waits."""
     event.notice.kind = pb.Notice.KIND_PAUSED
