@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.quota import Bucket, Charge, Quotas, concurrency_share, estimate_tokens
+from headrace.control.quota import Bucket, Charge, Quotas, concurrency_share
 from headrace.control.tenants import Tenant, unlimited
 
 ACME = Tenant("tenants/acme")
@@ -158,13 +158,6 @@ def test_a_debt_is_not_forgotten_while_the_tenant_is_known() -> None:
     refused(quotas, tenant, 60, now=119.0)
     quotas.sweep({"tenants/acme"}, 120.0)
     assert len(quotas) == 0
-
-
-@pytest.mark.parametrize(("prompt_bytes", "output", "tokens"), [(0, 0, 0), (1, 0, 1), (4, 0, 1), (5, 10, 12)])
-def test_an_estimate_is_the_prompt_by_its_bytes_and_all_of_the_output(
-    prompt_bytes: int, output: int, tokens: int
-) -> None:
-    assert estimate_tokens(prompt_bytes, output) == tokens
 
 
 @given(

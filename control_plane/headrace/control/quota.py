@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from headrace.control.errors import Failure, Reason
 from headrace.control.tenants import Tenant
 
-BYTES_PER_TOKEN = 4
-"""What a prompt's tokens are estimated by before an engine has counted them."""
-
 _EPSILON = 1e-6
 """Of a request or a token: sums of floats may miss a limit by less."""
 
@@ -180,11 +177,6 @@ class Quotas:
 def concurrency_share(limit: int, routers: int) -> int:
     """How many requests one Router runs at a time of a fleet's limit: its share, rounded down, at least one."""
     return max(1, limit // max(routers, 1))
-
-
-def estimate_tokens(prompt_bytes: int, output_tokens: int) -> int:
-    """Tokens of a request before anybody has counted them: its prompt by its bytes, and all the output it may have."""
-    return -(-prompt_bytes // BYTES_PER_TOKEN) + output_tokens
 
 
 def _bucket(bucket: Bucket | None, per_minute: float, now: float) -> Bucket | None:

@@ -63,6 +63,11 @@ class Admission:
             raise
         return demand
 
+    @property
+    def routers(self) -> int:
+        """Routers that share the fleet's limits, as Schedulers tell; 1 while that is not known."""
+        return self._routers
+
     def keep(self, request: str, demand: Demand) -> None:
         """Remember what a request has taken."""
         self._demands[request] = demand

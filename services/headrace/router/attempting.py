@@ -209,6 +209,9 @@ class Attempting:
             credit_limit=credit,
             output_tokens_max=plan.output_tokens_max,
             record_version=self._machine.version_of(attempt),
+            tenant=plan.caller.tenant.name,
+            priority=plan.generate.priority,
+            effective_effort=plan.generate.reasoning_effort,
         )
         message.remaining.FromMicroseconds(int(plan.budget.for_next_hop_s(now) * 1e6))
         queue_s = plan.budget.queue_remaining_s(now)

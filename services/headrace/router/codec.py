@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control import validation
-from headrace.control.errors import Failure, Reason, Violation
+from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.idempotency import key_violations
+from headrace.control.priority import Priority
 from headrace.control.resources import Effort, Revision
 from headrace.control.validation import RequestLimits
 
+_PRIORITIES = frozenset(map(int, Priority))
 _EFFORT_OF: dict[int, Effort] = {number: effort for effort, number in EFFORTS.items()}
 
 
@@ -91,6 +93,19 @@ def complete_request(request: pb.GenerateRequest, revision: Revision, limits: Re
         if value is not None and not sampling.HasField(field):
             setattr(sampling, field, value)
     return completed
+
+
+def priority_asked(request: pb.GenerateRequest) -> Priority | None:
+    """The priority that a request asks for; None: the tenant's default.
+
+    Raises:
+        InvalidRequest: there is no such priority.
+    """
+    if not request.priority:
+        return None
+    if request.priority not in _PRIORITIES:
+        raise InvalidRequest((Violation("priority", "must be a known priority"),))
+    return Priority(request.priority)
 
 
 def output_tokens_allowed(revision: Revision, limits: RequestLimits) -> int:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.tenants import ANONYMOUS, Tenant, key_digest, unlimited
+from headrace.router.routes import Routes
 from headrace.router.settings import RouterSettings
 from headrace.rpc.calls import Context
 
@@ -49,23 +49,20 @@ class Identities:
 
     Args:
         settings: what is asked of callers.
-        snapshot: the one in use.
-        is_too_old: whether that is past its hard age.
+        routes: has the snapshot in use, and knows whether it is past its hard age.
         now_ms: Unix time in milliseconds, for the end of keys.
     """
 
     def __init__(
         self,
         settings: RouterSettings,
-        snapshot: Callable[[], RoutingSnapshot | None],
-        is_too_old: Callable[[], bool],
+        routes: Routes,
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
     ) -> None:
         self._is_required = settings.authentication == "required"
         self._proxy_key = settings.tenant_metadata
         self._has_certificates = bool(settings.tls_client_ca)
-        self._snapshot = snapshot
-        self._is_too_old = is_too_old
+        self._routes = routes
         self._now_ms = now_ms
 
     def caller(self, context: Context, *, starts: bool = False) -> Caller:
@@ -81,7 +78,7 @@ class Identities:
                 SNAPSHOT_TOO_OLD: it cannot be told.
         """
         found = self._found(context)
-        if starts and found.by in ("key", "certificate") and self._is_too_old():
+        if starts and found.by in ("key", "certificate") and self._routes.is_too_old():
             raise Failure(
                 Reason.SNAPSHOT_TOO_OLD,
                 "This Router has not heard the store for too long to trust credentials; use another Router.",
@@ -116,7 +113,7 @@ class Identities:
             tenant = self._of_certificate(context.auth_context())
             if tenant is not None:
                 return Caller(tenant, "certificate")
-        snapshot = self._snapshot()
+        snapshot = self._routes.snapshot
         anonymous = snapshot.tenant_by_name.get(ANONYMOUS) if snapshot is not None else None
         return Caller(anonymous, "nothing") if anonymous is not None else NOBODY
 
@@ -125,7 +122,7 @@ class Identities:
         if len(said) != 1 or not 0 < len(name) <= NAME_MAX or not name.isprintable():
             text = f"The metadata {self._proxy_key} must name one tenant, in 1 to {NAME_MAX} characters."
             raise Failure(Reason.UNAUTHENTICATED, text)
-        full, snapshot = f"tenants/{name}", self._snapshot()
+        full, snapshot = f"tenants/{name}", self._routes.snapshot
         tenant = snapshot.tenant_by_name.get(full) if snapshot is not None else None
         if tenant is None and self._is_required:
             if snapshot is None:
@@ -138,7 +135,7 @@ class Identities:
         secret = text[len(SCHEME) :].strip() if isinstance(text, str) and text[: len(SCHEME)].lower() == SCHEME else ""
         if len(sent) != 1 or not 0 < len(secret) <= _KEY_MAX:
             raise Failure(Reason.UNAUTHENTICATED, "The metadata authorization must be `Bearer KEY`, once.")
-        snapshot = self._snapshot()
+        snapshot = self._routes.snapshot
         if snapshot is None:
             raise _no_snapshot()
         digest = key_digest(secret)
@@ -156,7 +153,7 @@ class Identities:
         found = certificate_names(seen)
         if not found:
             return None
-        snapshot = self._snapshot()
+        snapshot = self._routes.snapshot
         if snapshot is None:
             raise _no_snapshot()
         tenants = {t.name: t for name in found if (t := snapshot.tenant_by_certificate.get(name)) is not None}

@@ -20,6 +20,7 @@ from headrace.router.routes import Routes
 from headrace.router.service import SERIALIZERS, InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
+from headrace.rpc.tls import TlsFiles, server_credentials
 from headrace.runtime.membership import Membership
 from headrace.runtime.service_report import ServiceReport
 from headrace.runtime.snapshot_follower import Freshness, SnapshotFollower
@@ -42,7 +43,19 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     here = Origin(name, secrets.token_hex(8))
     routes = Routes(router=name, incarnation=here.incarnation)
     service = InferenceService(settings, routes, metrics, here)
-    server = Server(settings.listen, observe=metrics.observe)
+    credentials = server_credentials(
+        TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca), "router"
+    )
+    server = Server(
+        settings.listen,
+        observe=metrics.observe,
+        credentials=credentials,
+        guard=None if settings.public_health else service.identities.check_known,
+    )
+    if settings.authentication == "required" and credentials is None and not settings.tenant_metadata:
+        get_logger().warning(
+            "keys_in_clear", advice="set tls_certificate and tls_key, or put a proxy with TLS in front"
+        )
     server.add(
         inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
         service,

@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import dataclass
 
+from headrace.adapters.tenant_codec import PRIORITIES
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.credit import WINDOW_MIN
 from headrace.control.deadlines import Budget
@@ -13,11 +14,22 @@ from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
 from headrace.control.filters import NO_DEMAND, Demand
 from headrace.control.placement import check_not_revoked, resolve_revision
+from headrace.control.priority import Priority
 from headrace.control.request import Terms
 from headrace.control.resources import Replica, Revision
 from headrace.control.snapshot import RoutingSnapshot
+from headrace.control.tenants import check_model, check_output
 from headrace.control.validation import RequestLimits
-from headrace.router.codec import Efforts, check_request, complete_request, output_tokens_allowed, resolve_efforts
+from headrace.router.codec import (
+    Efforts,
+    check_request,
+    complete_request,
+    output_tokens_allowed,
+    priority_asked,
+    resolve_efforts,
+)
+from headrace.router.demands import demand_of
+from headrace.router.identity import NOBODY, Caller
 from headrace.router.links import SchedulerLink
 from headrace.router.routes import Routes
 from headrace.router.settings import RouterSettings
@@ -41,6 +53,13 @@ class Plan:
     """Whether it has an idempotency key: other calls may come to read it, so no reader's slowness ends it."""
     demand: Demand = NO_DEMAND
     """What it asks of a replica."""
+    caller: Caller = NOBODY
+    """Whose it is."""
+
+    @property
+    def priority(self) -> Priority:
+        """The priority in force, at most the tenant's ceiling."""
+        return Priority(self.generate.priority)
 
 
 class Planner:
@@ -58,21 +77,29 @@ class Planner:
         )
         self._retention = Retention(settings.resume_events_max, settings.resume_bytes_max, settings.resume_window_s)
 
-    def plan(self, request: pb.GenerateRequest, received_at: float, deadline_at: float) -> Plan:
+    def plan(
+        self, request: pb.GenerateRequest, received_at: float, deadline_at: float, caller: Caller = NOBODY
+    ) -> Plan:
         """Check a request and fix what stays the same for all its attempts."""
-        settings = self._settings
+        settings, tenant = self._settings, caller.tenant
         check_request(request, self._limits)
         snapshot = self._snapshot()
         self._refuse_if_too_old(snapshot)
         revision = resolve_revision(snapshot, request.model, random.random, self._routes.stand_ins)
+        check_model(tenant, request.model, revision)
+        check_output(tenant, request.max_tokens if request.HasField("max_tokens") else None)
+        generate = complete_request(request, revision, self._limits)
+        generate.priority = PRIORITIES[tenant.priority(priority_asked(request))]
+        allowed = output_tokens_allowed(revision, self._limits)
+        allowed = min(allowed, tenant.max_output_tokens or allowed)
         is_shared = bool(request.idempotency_key)
         resumable = is_shared or request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
         return Plan(
             snapshot=snapshot,
             revision=revision,
             efforts=resolve_efforts(request, revision),
-            generate=complete_request(request, revision, self._limits),
-            output_tokens_max=output_tokens_allowed(revision, self._limits),
+            generate=generate,
+            output_tokens_max=allowed,
             budget=Budget(
                 received_at,
                 deadline_at,
@@ -88,6 +115,8 @@ class Planner:
             window_tokens=self._window(request),
             retention=self._retention if resumable else None,
             is_shared=is_shared,
+            caller=caller,
+            demand=demand_of(generate, revision, tenant, allowed),
         )
 
     def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:

@@ -17,19 +17,21 @@ from headrace.router.admission import Admission
 from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
 from headrace.router.idempotency import Keys
+from headrace.router.identity import Identities
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan, Planner
+from headrace.router.quotas import TenantQuotas
 from headrace.router.relaying import Sharing
 from headrace.router.retrying import RetryMetrics
 from headrace.router.routes import Routes
 from headrace.router.session import Session
 from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
+from headrace.router.tenant_metrics import TenantMetrics
 from headrace.rpc.server import Context
 
 START_S = 10.0
 DRAINED_CONFIRM_S = 2.0
-TENANT_MAX = 63
 
 
 def _already_bytes(event: bytes) -> bytes:
@@ -54,6 +56,10 @@ class InferenceService:
         self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
+        tenant_metrics = TenantMetrics(metrics.registry, settings.tenant_labels_max)
+        self.quotas = TenantQuotas(routes, tenant_metrics, lambda: self.admission.routers)
+        self.sessions.quotas = self.quotas
+        self.identities = Identities(settings, routes)
         self.draining = False
         self._settings = settings
         self._planner = Planner(settings, routes)
@@ -67,6 +73,7 @@ class InferenceService:
     async def GenerateInteractive(self, _frames: Any, context: Context) -> None:  # noqa: N802
         """Run, or go on with, one request whose reader says what it has read; see the proto."""
         self._refuse_more()
+        self.identities.caller(context)  # before anything of an unknown caller is waited for
         self._opening += 1
         try:
             first = await first_frame(context, START_S)
@@ -110,6 +117,7 @@ class InferenceService:
         """Look at the time for all requests, and set the gauges; a few times a second."""
         self.sessions.sweep()
         self.admission.tend(self.sessions)
+        self.quotas.tend()
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
@@ -120,8 +128,8 @@ class InferenceService:
 
     async def _run(self, request: pb.GenerateRequest, context: Context, *, interactive: bool) -> None:
         self._refuse_more()
-        now = time.monotonic()
-        plan, tenant = self._planner.plan(request, now, now + self._remaining_s(context)), self._tenant(context)
+        now, caller = time.monotonic(), self.identities.caller(context, starts=True)
+        plan, tenant = self._planner.plan(request, now, now + self._remaining_s(context), caller), caller.tenant.name
         if plan.is_shared:
             start = functools.partial(self._start, plan, tenant)
             await self.sharing.run(request, plan, tenant, context, start, interactive=interactive)
@@ -153,7 +161,7 @@ class InferenceService:
     def _find(self, name: str, context: Context) -> Session | pb.Request:
         if not name.startswith("requests/"):
             raise InvalidRequest((Violation("request", 'must be the name of a request, "requests/..."'),))
-        return self.sessions.find(name, self._tenant(context))
+        return self.sessions.find(name, self.identities.caller(context).tenant.name)
 
     def _on_over(self, session: Session) -> None:
         self._metrics.finished(session)
@@ -170,13 +178,3 @@ class InferenceService:
         if remaining_s is None or remaining_s > 10 * 365 * 86400:
             return self._settings.deadline_s_default
         return remaining_s
-
-    def _tenant(self, context: Context) -> str:
-        """Whose call this is: what the trusted proxy in front says, where the settings name the key."""
-        key = self._settings.tenant_metadata
-        if not key:
-            return ""
-        for name, value in context.invocation_metadata() or ():
-            if name == key and isinstance(value, str):
-                return value[:TENANT_MAX]
-        return ""

@@ -21,9 +21,10 @@ from headrace.control.lifecycle import Phase
 from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
-from headrace.router.admission import Admission
+from headrace.router.admission import Admission, demand_of
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
+from headrace.router.quotas import TenantQuotas
 from headrace.router.retrying import Retrying
 from headrace.router.session import Session
 from headrace.router.settings import RouterSettings
@@ -69,6 +70,8 @@ class Sessions:
         self.idle.set()
         self.admission: Admission | None = None
         """Decides whether a request is taken in; None: all are."""
+        self.quotas: TenantQuotas | None = None
+        """Decides whether its tenant may; None: all may."""
         self._settings = settings
         self._planner = planner
         self._tell_over = on_over
@@ -100,8 +103,16 @@ class Sessions:
         Raises:
             Failure: nobody can take it, or there is no room for it.
         """
-        demand = self.admission.take(plan) if self.admission is not None else None
+        charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
+        try:
+            demand = self.admission.take(plan) if self.admission is not None else None
+        except Failure:
+            if self.quotas is not None and charge is not None:
+                self.quotas.drop(charge)
+            raise
         session = Session(plan, tenant, self, self.resources, name)
+        if self.quotas is not None and charge is not None:
+            self.quotas.keep(session.name, charge)
         if self.admission is not None and demand is not None:
             self.admission.keep(session.name, demand)
         try:
@@ -182,10 +193,11 @@ class Sessions:
             self.idle.clear()
 
     def end_revoked(self, snapshot: RoutingSnapshot) -> None:
-        """End what runs on a revision or a replica whose revocation says so."""
+        """End what runs on a revision or a replica, or was started with a key, whose revocation says so."""
         ended = {r.name for r in snapshot.revocations if r.end_running}
         for session in self if ended else ():
-            if session.plan.revision.name in ended or not ended.isdisjoint(session.replicas):
+            fixed = (session.plan.revision.name, session.plan.caller.key)
+            if not ended.isdisjoint(fixed) or not ended.isdisjoint(session.replicas):
                 session.revoke()
 
     def sweep(self) -> None:
@@ -214,6 +226,8 @@ class Sessions:
     def _free(self, session: Session) -> None:
         if self.admission is not None:
             self.admission.release(session.name)
+        if self.quotas is not None:
+            self.quotas.release(session)
 
     def _forget_oldest_kept(self) -> None:
         _, kept = self._kept.popitem(last=False)
