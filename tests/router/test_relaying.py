@@ -235,7 +235,7 @@ async def test_relays_are_refused_to_other_tenants_and_for_other_processes() -> 
             stub = RouterServiceStub(channel)
 
             async def ask(**changes: Any) -> Any:
-                fields: dict[str, Any] = {"request": name, "tenant": "", "incarnation": "a1", **changes}
+                fields: dict[str, Any] = {"request": name, "tenant": "tenants/anonymous", "incarnation": "a1", **changes}
                 return (await collect(stub.RelayRequest(router_pb.RelayRequestRequest(**fields))))[1]
 
             assert failure(await ask(incarnation="a2")).reason is Reason.STALE_EPOCH
