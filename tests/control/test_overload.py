@@ -64,11 +64,11 @@ class Bench:
     def waiting(self) -> dict[Priority, int]:
         return dict(self.ledger.queues[REPLICA].waiting.waiting)
 
-    def steps(self, count: int, step_s: float) -> None:
+    def steps(self, count: int, step_s: float, merged: int = 1) -> None:
         for _ in range(count):
-            self.now += step_s
-            self.ended_ns += int(step_s * 1e9)
-            self.control.stepped(REPLICA, 1, self.ended_ns, self.now)
+            self.now += step_s * merged
+            self.ended_ns += int(step_s * merged * 1e9)
+            self.control.stepped(REPLICA, merged, self.ended_ns, self.now)
 
 
 def test_under_pressure_lower_priorities_are_refused_and_the_highest_that_waits_is_not() -> None:
@@ -111,6 +111,24 @@ def test_a_queue_that_stands_is_shed_from_at_its_lowest_priority() -> None:
     assert bench.control.workers[REPLICA].shed == 4
 
 
+def test_what_was_accepted_as_standard_is_kept_also_for_critical_work() -> None:
+    bench = Bench(queue_age_target_s=1.0, queue_age_interval_s=5.0)
+    bench.send(STANDARD, SLOTS + 4)
+    bench.send(CRITICAL, 3)
+    bench.tick(60)
+    assert bench.ledger.take_ended() == []
+
+
+def test_one_short_wait_shows_that_a_queue_does_not_stand() -> None:
+    bench = Bench(queue_age_target_s=1.0, queue_age_interval_s=5.0)
+    bench.send(BATCH, SLOTS + 4)
+    bench.send(STANDARD, 3)
+    for _ in range(10):
+        bench.tick(4)
+        bench.ledger.queues[REPLICA].policy.departed(0.5, bench.now)
+    assert bench.control.workers[REPLICA].shed == 0
+
+
 def test_a_queue_that_drains_is_left_alone() -> None:
     bench = Bench(queue_age_target_s=1.0, queue_age_interval_s=5.0)
     for _ in range(30):
@@ -125,6 +143,8 @@ def test_a_queue_that_drains_is_left_alone() -> None:
 def test_slow_steps_lower_what_the_engine_is_given_and_fast_ones_raise_it_again() -> None:
     bench = Bench(step_target_s=0.1)
     bench.send(STANDARD, SLOTS + 8)
+    bench.steps(3 * WINDOW_SAMPLES_MIN, 0.05, merged=10)
+    assert bench.book.concurrency_limit in (0, SLOTS), "ten steps in one response"
     bench.steps(3 * WINDOW_SAMPLES_MIN, 0.5)
     limit = bench.book.concurrency_limit
     assert 1 <= limit < SLOTS
