@@ -57,6 +57,7 @@ class ScriptedScheduler:
     dispatches: asyncio.Queue[sp.Dispatch] = field(default_factory=asyncio.Queue)
     credits: asyncio.Queue[sp.Credit] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[sp.Cancel] = field(default_factory=asyncio.Queue)
+    inventories: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     attached: asyncio.Event = field(default_factory=asyncio.Event)
     versions: dict[int, int] = field(default_factory=dict)
     _context: Any = None
@@ -79,6 +80,8 @@ class ScriptedScheduler:
 
     async def _read(self, context: Any) -> None:
         while (frame := await context.read()) is not grpc.aio.EOF:
+            if frame.inventory_request:
+                self.inventories.put_nowait(frame.inventory_request)
             for name in ("dispatches", "credits", "cancels"):
                 for message in getattr(frame, name):
                     if name == "dispatches":

@@ -63,6 +63,9 @@ class Loads:
     def load_report(self) -> pb.LoadReport:
         return pb.LoadReport(replicas=[pb.ReplicaLoad(replica="replicas/a")])
 
+    def attempts_of(self, session):
+        return [10 * session, 10 * session + 1]
+
 
 def output(seq: int, tokens: int, *, rich: bool = False) -> StepBatch:
     batch = StepBatch(
@@ -98,6 +101,20 @@ async def test_a_full_frame_leaves_the_rest_and_no_end_overtakes(monkeypatch):
     frames = [made.take() for _ in range(5)]
     assert [len(f.deltas.token_ids) for f in frames] == [20] * 5
     assert [len(f.ended) for f in frames] == [0, 0, 0, 0, 1]
+
+
+async def test_an_inventory_follows_the_ends_that_it_does_not_have(monkeypatch):
+    monkeypatch.setattr(session, "FRAME_BYTES_MAX", 100)
+    made = Session(1, "routers/r", Loads())
+    made.put_output(output(5, 20))
+    made.put_output(output(5, 20))
+    made.put_ended(pb.Ended(attempt=5))
+    made.ask_inventory(7)
+    first, second, third = (made.take() for _ in range(3))
+    assert not first.HasField("inventory"), "an end is still to come"
+    assert [e.attempt for e in second.ended] == [5]
+    assert (second.inventory.number, list(second.inventory.attempts)) == (7, [10, 11])
+    assert not third.HasField("inventory"), "it is told once"
 
 
 async def test_logprobs_of_one_keep_the_columns_of_all_aligned():

@@ -14,11 +14,13 @@ from typing import Protocol
 
 import grpc
 
+from headrace.api.inference.v1 import inference_service_pb2 as pb_inference
 from headrace.api.inference.v1.inference_service_pb2 import FinishReason
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.api.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from headrace.control.errors import Reason
 from headrace.control.filters import NO_DEMAND, Demand
+from headrace.control.inventory import ASK_EVERY_S, Inventory
 from headrace.control.routing import Routing
 from headrace.rpc import status
 from headrace.rpc.channels import internal_channel
@@ -49,7 +51,7 @@ class AttemptOwner(Protocol):
         """The attempt is over and its resources are free. False: the message does not count, the attempt goes on."""
 
     def on_lost(self, attempt: int) -> None:
-        """The link broke: what became of the attempt is unknown; its Scheduler ends it."""
+        """The link broke, or its Scheduler does not know the attempt: what became of it is unknown, and it is over."""
 
 
 class SchedulerLink:
@@ -75,6 +77,9 @@ class SchedulerLink:
         self._outgoing = pb.AttachRequest()
         self._wanted = asyncio.Event()
         self._credit_timer: asyncio.TimerHandle | None = None
+        self.inventory = Inventory()
+        """Keeps what is counted here in line with what the Scheduler has."""
+        self._inventory_timer: asyncio.TimerHandle | None = None
         self._connected = False
         self._task: asyncio.Task[None] | None = None
         self._on_idle: Callable[[], None] | None = None
@@ -117,6 +122,17 @@ class SchedulerLink:
         elif self._credit_timer is None:
             self._credit_timer = asyncio.get_running_loop().call_later(CREDIT_DELAY_S, self._send_credits)
 
+    def ask_inventory(self) -> None:
+        """Ask which attempts the Scheduler has, now and again every few seconds; the answer mends what differs."""
+        self._outgoing.inventory_request = self.inventory.ask(self._owners)
+        self._wanted.set()
+        self._ask_later()
+
+    def _ask_later(self) -> None:
+        if self._inventory_timer is not None:
+            self._inventory_timer.cancel()
+        self._inventory_timer = asyncio.get_running_loop().call_later(ASK_EVERY_S, self.ask_inventory)
+
     def _send_credits(self) -> None:
         self._credit_timer = None
         self._wanted.set()
@@ -146,6 +162,7 @@ class SchedulerLink:
                 raise ConnectionError("the Scheduler did not say welcome")
             self._outgoing.Clear()
             self._connected = True
+            self._ask_later()
             self._log.info("scheduler_link_up", scheduler=first.welcome.scheduler)
             writer = asyncio.create_task(self._write(call), name=f"link-writer-{self.endpoint}")
             while True:
@@ -156,6 +173,9 @@ class SchedulerLink:
                 self._take(frame)
         finally:
             self._connected = False
+            self.inventory.close()
+            if self._inventory_timer is not None:
+                self._inventory_timer.cancel()
             call.cancel()
             if writer is not None:
                 await cancel_and_wait(writer)
@@ -198,6 +218,21 @@ class SchedulerLink:
                 del owners[ended.attempt]
                 failure = status.from_proto(ended.error) if ended.HasField("error") else None
                 self._routing.ended(ended.attempt, failure.reason if failure else None, time.monotonic())
+        if frame.HasField("inventory"):
+            self._reconcile(frame.inventory)
+
+    def _reconcile(self, answer: pb.Inventory) -> None:
+        """The Scheduler has told which attempts it has: what is behind its ends is in this frame or was before."""
+        found = self.inventory.answer(answer.number, answer.attempts, self._owners.keys())
+        if found.lost or found.unknown:
+            self._log.warning("inventories_differ", lost=len(found.lost), unknown=len(found.unknown))
+        for attempt in found.unknown:
+            self._outgoing.cancels.add(attempt=attempt, cause=pb_inference.FINISH_REASON_CANCELLED)
+            self._wanted.set()
+        for attempt in found.lost:
+            owner = self._owners.pop(attempt)
+            self._routing.ended(attempt, Reason.WORKER_LOST_BEFORE_OUTPUT, time.monotonic())
+            owner.on_lost(attempt)
 
     def _take_deltas(self, deltas: pb.Deltas) -> None:
         """Cut the columns and hand out the parts. Runs once a step, its body once an attempt."""

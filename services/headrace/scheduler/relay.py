@@ -92,6 +92,12 @@ class Relay:
             if attempt is not None:
                 self._cancel(attempt.replica, [attempt.token], cause)
         self._advance(now)
+        if frame.inventory_request:
+            session.ask_inventory(frame.inventory_request)
+
+    def attempts_of(self, session: int) -> list[int]:
+        """See Loads."""
+        return [attempt.token for attempt in self.ledger.attempts.values() if attempt.session == session]
 
     def _dispatch(self, session: Session, message: pb.Dispatch, now: float) -> None:
         book = self.ledger.workers.get(message.replica)

@@ -39,6 +39,9 @@ class Loads(Protocol):
     def load_report(self) -> pb.LoadReport:
         """The report."""
 
+    def attempts_of(self, session: int) -> list[int]:
+        """Attempts of a session that have not ended."""
+
 
 class Session:
     """The sending half of one Attach stream."""
@@ -52,6 +55,8 @@ class Session:
         self._batches: deque[StepBatch] = deque()
         self._ended: list[pb.Ended] = []
         self._loads = loads
+        self._inventory_due = 0
+        """Number of the inventory that is asked for; 0: none is."""
         self._load_due = True
         self._load_version = -1
         self._load_sent_at = -math.inf
@@ -87,6 +92,11 @@ class Session:
         self._load_due = True
         self._wanted.set()
 
+    def ask_inventory(self, number: int) -> None:
+        """Send which attempts there are, behind the ends of those that are not there any more."""
+        self._inventory_due = number
+        self._wanted.set()
+
     def close(self) -> None:
         """Let `write` return once nothing waits any more."""
         self.is_closing = True
@@ -119,9 +129,13 @@ class Session:
             self._take_output(frame.deltas)
         if self._batches:
             self._wanted.set()  # the frame is full; what follows may not overtake it
-        elif self._ended:
+        else:
             frame.ended.extend(self._ended)
             self._ended = []
+            if self._inventory_due:
+                frame.inventory.number = self._inventory_due
+                frame.inventory.attempts.extend(self._loads.attempts_of(self.number))
+                self._inventory_due = 0
         self._take_load(frame)
         return frame
 
