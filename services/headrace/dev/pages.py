@@ -65,8 +65,8 @@ def errors() -> str:
             "details (`reason` as below, `domain` \"headrace\"); where a field of the request is at fault, "
             "`google.rpc.BadRequest` names it; where waiting helps, `google.rpc.RetryInfo` and the trailer "
             "`grpc-retry-pushback-ms` say how long; a trailer of -1 says that the same call must not be made again. "
-            "`google.rpc.QuotaFailure` names a tenant's limit that is used up. A failure after the first event is also in the terminal event, "
-            "and the status of the call agrees with it.\n",
+            "`google.rpc.QuotaFailure` names a tenant's limit that is used up. A failure after the first event is "
+            "also in the terminal event, and the status of the call agrees with it.\n",
             "| reason | status | at fault | who may try again | after | what to do |",
             "| --- | --- | --- | --- | --- | --- |",
             *rows,
