@@ -174,6 +174,8 @@ class Load:
     admits_from: Priority = Priority.SHEDDABLE
     prefill_tokens_per_s: int = 0
     """0: not known."""
+    waiting_max: int = 0
+    """Attempts that may wait."""
 
 
 def waiting_max(slots: int) -> int:

@@ -135,8 +135,9 @@ class AttemptBooks:
             queue_wait_s=queue.wait_s(Priority.STANDARD, now)[0],
             waiting_tokens=queue.waiting.tokens + book.staged_cells,
             concurrency_limit=queue.limit,
-            admits_from=book.admits_from,
+            admits_from=queue.admits_from,
             prefill_tokens_per_s=queue.prefill_tokens_per_s(now),
+            waiting_max=queue.requests_max,
         )
 
     def is_idle(self, replicas: Iterable[str]) -> bool:

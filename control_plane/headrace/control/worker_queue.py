@@ -107,6 +107,18 @@ class WorkerQueue:
 
     # At the door
 
+    @property
+    def admits_from(self) -> Priority:
+        """Lowest priority that may come in now; where as many wait as may, one above the lowest that waits.
+
+        CRITICAL is never refused by this: whether there is room for it is decided when it comes.
+        """
+        lowest = self.book.admits_from
+        if self.book.waiting < self.requests_max and self.book.preempted < self.requests_max:
+            return lowest
+        waits = min(self.waiting.waiting, default=Priority.STANDARD)
+        return max(lowest, Priority(min(waits + 1, Priority.CRITICAL)))
+
     def make_room(self, wanted: Dispatched, cells: int, waiting_bytes: int, now: float) -> list[int]:
         """Decide whether one more may wait.
 
