@@ -165,33 +165,33 @@ def test_a_zone_lost_shrinks_admission_to_what_remains() -> None:
     assert admitted(made, demand(Priority.CRITICAL), 10.5) > 0, "and then a ramp"
 
 
-STANDARD = Priority.STANDARD
+BATCH, STANDARD, CRITICAL = Priority.BATCH, Priority.STANDARD, Priority.CRITICAL
 
 
 @pytest.mark.parametrize(
     ("reports", "priority", "refused"),
     [
-        ({"a": (STANDARD, False)}, Priority.BATCH, False),
-        ({"a": (STANDARD, False), "b": (STANDARD, False)}, Priority.BATCH, True),
-        ({"a": (STANDARD, False), "b": (STANDARD, False)}, STANDARD, False),
-        ({"a": (STANDARD, False), "b": (Priority.BATCH, False)}, Priority.BATCH, False),
-        ({"a": (STANDARD, False), "b": (Priority.BATCH, False)}, Priority.SHEDDABLE, True),
-        ({"a": (0, True), "b": (0, True)}, STANDARD, True),
-        ({"a": (0, True), "b": (0, True)}, Priority.CRITICAL, False),
-        ({"a": (Priority.CRITICAL, False), "b": (0, True)}, STANDARD, True),
-        ({"a": (0, True), "gone": (0, True)}, STANDARD, False),
+        ({"a": STANDARD}, BATCH, False),
+        ({"a": STANDARD, "b": STANDARD}, BATCH, True),
+        ({"a": STANDARD, "b": STANDARD}, STANDARD, False),
+        ({"a": STANDARD, "b": BATCH}, BATCH, False),
+        ({"a": STANDARD, "b": BATCH}, Priority.SHEDDABLE, True),
+        ({"a": CRITICAL, "b": CRITICAL}, STANDARD, True),
+        ({"a": CRITICAL, "b": CRITICAL}, CRITICAL, False),
+        ({"a": 9, "b": 9}, CRITICAL, False),
+        ({"a": CRITICAL, "gone": CRITICAL}, STANDARD, False),
     ],
     ids=[
-        "one of two", "both", "higher", "the lower bound counts", "below both", "all full", "critical has a try",
-        "for different reasons", "one that is not usable says nothing",
+        "one of two", "both", "higher", "the lower bound counts", "below both", "all but critical", "critical tries",
+        "a newer name", "one that is not usable says nothing",
     ],
 )  # fmt: skip
 def test_what_all_replicas_would_refuse_is_refused_here(
-    reports: dict[str, tuple[int, bool]], priority: Priority, refused: bool
+    reports: dict[str, int], priority: Priority, refused: bool
 ) -> None:
     made = admission(replica("a"), replica("b"))
-    for name, (admits_from, is_full) in reports.items():
-        made.report(name, admits_from=admits_from, is_full=is_full, queue_wait_s=4.0, now=0.0)
+    for name, admits_from in reports.items():
+        made.report(name, admits_from=admits_from, queue_wait_s=4.0, now=0.0)
     if refused:
         told = refusal(made, demand(priority))
         assert (told.metadata["bound"], told.metadata["limit"]) == ("replicas", "2")
@@ -201,13 +201,27 @@ def test_what_all_replicas_would_refuse_is_refused_here(
 
 def test_reports_that_are_old_or_taken_back_refuse_nobody() -> None:
     made = admission(replica("a"))
-    made.report("a", admits_from=0, is_full=True, queue_wait_s=None, now=0.0)
+    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=0.0)
     refusal(made, demand())
     made.admit(demand(), REPORT_AGE_MAX_S + VERDICT_S)
-    made.report("a", admits_from=0, is_full=True, queue_wait_s=None, now=10.0)
+    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=10.0)
     refusal(made, demand(), 10.0)
-    made.report("a", admits_from=0, is_full=False, queue_wait_s=None, now=10.01)
+    made.report("a", admits_from=0, queue_wait_s=None, now=10.01)
     made.admit(demand(), 10.01)
+
+
+def test_how_many_may_wait_is_taken_from_the_report() -> None:
+    made = admission(replica("a"))
+    made.report("a", admits_from=0, queue_wait_s=None, now=0.0, waiting_max=36)
+    assert made.is_stale
+    apply(made, replica("a"), now=100.0)
+    assert not made.is_stale
+    assert made.allowed(200.0)[0] == HEADROOM * 40
+    made.report("a", admits_from=0, queue_wait_s=None, now=200.0, waiting_max=36)
+    assert not made.is_stale
+    apply(made, now=300.0)
+    apply(made, replica("a"), now=400.0)
+    assert made.allowed(500.0)[0] == HOLDS, "what comes back may be another one"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +234,7 @@ def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
 ) -> None:
     made = admission(*(replica(f"r{n}") for n in range(len(waits))), random=random)
     for n, wait_s in enumerate(waits):
-        made.report(f"r{n}", admits_from=0, is_full=True, queue_wait_s=wait_s, now=0.0)
+        made.report(f"r{n}", admits_from=CRITICAL, queue_wait_s=wait_s, now=0.0)
     assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
 
 

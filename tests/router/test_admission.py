@@ -104,7 +104,7 @@ def load(replica: str, **fields: Any) -> sp.ReplicaLoad:
 @pytest.mark.parametrize(
     ("both", "priority"),
     [
-        ({"waiting": waiting_max(4)}, pb.PRIORITY_STANDARD),
+        ({"admits_from": pb.PRIORITY_CRITICAL}, pb.PRIORITY_STANDARD),
         ({"admits_from": pb.PRIORITY_STANDARD}, pb.PRIORITY_BATCH),
     ],
     ids=["full", "brown-out"],

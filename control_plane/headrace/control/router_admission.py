@@ -57,21 +57,15 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class _Report:
     admits_from: Priority
-    is_full: bool
     queue_wait_s: float
     at: float
-
-    def refuses(self, priority: Priority, now: float) -> bool:
-        if now - self.at > REPORT_AGE_MAX_S:
-            return False
-        return priority < self.admits_from or (self.is_full and priority < Priority.CRITICAL)
 
 
 @dataclass(slots=True)
 class _Verdict:
     """The lowest priority that some replica takes, and the shortest wait; looked up again after `until`."""
 
-    admits_from: int
+    admits_from: Priority
     queue_wait_s: float
     until: float
 
@@ -111,6 +105,10 @@ class RouterAdmission:
         self._revisions: dict[str, _Revision] = {}
         self._revision_of: dict[str, str] = {}
         """By usable replica."""
+        self._queues: dict[str, int] = {}
+        """Attempts that may wait, by usable replica, where its Scheduler has said it."""
+        self.is_stale = False
+        """Whether what replicas hold has changed since `apply`."""
 
     # What there is
 
@@ -127,6 +125,7 @@ class RouterAdmission:
 
         Costs about a microsecond a replica, and several for each that is new.
         """
+        self.is_stale = False
         known = set()
         for revision in revisions:
             known.add(revision.name)
@@ -140,32 +139,40 @@ class RouterAdmission:
                 planned={r.name for r in replicas if r.state is ReplicaState.DRAINING},
                 routers=routers,
                 now=now,
+                queues=self._queues,
             )
             for name in before - capacity.replicas:
                 state.refusing.pop(name, None)
+                self._queues.pop(name, None)
                 if self._revision_of.get(name) == revision.name:
                     del self._revision_of[name]
             self._revision_of.update(dict.fromkeys(capacity.replicas - before, revision.name))
         for name in [name for name, state in self._revisions.items() if name not in known and not state.requests]:
             for replica in self._revisions.pop(name).capacity.replicas:
                 self._revision_of.pop(replica, None)
+                self._queues.pop(replica, None)
 
-    def report(self, replica: str, *, admits_from: int, is_full: bool, queue_wait_s: float | None, now: float) -> None:
+    def report(
+        self, replica: str, *, admits_from: int, queue_wait_s: float | None, now: float, waiting_max: int = 0
+    ) -> None:
         """A Scheduler tells how busy a replica is.
 
         Args:
             replica: its name.
             admits_from: lowest priority that it takes; 0: any.
-            is_full: whether its queue is.
             queue_wait_s: what a request of middling size would wait there; None: not known.
             now: monotonic seconds.
+            waiting_max: attempts that may wait there; 0: not told.
         """
         state = self._revisions.get(self._revision_of.get(replica, ""))
         if state is None:
             return
+        if waiting_max != self._queues.get(replica, 0):
+            self._queues[replica] = waiting_max
+            self.is_stale = True
         lowest = Priority(min(max(admits_from, Priority.SHEDDABLE), Priority.CRITICAL))
-        if lowest > Priority.SHEDDABLE or is_full:
-            state.refusing[replica] = _Report(lowest, is_full, RETRY_S if queue_wait_s is None else queue_wait_s, now)
+        if lowest > Priority.SHEDDABLE:
+            state.refusing[replica] = _Report(lowest, RETRY_S if queue_wait_s is None else queue_wait_s, now)
         else:
             state.refusing.pop(replica, None)
 
@@ -275,14 +282,13 @@ _WORDS: Mapping[str, str] = {
 
 def _verdict(state: _Revision, now: float) -> _Verdict:
     """What all replicas together say."""
-    lowest = max(Priority) + 1
+    lowest = Priority.CRITICAL
     wait_s = RETRY_MAX_S
     for name in state.capacity.replicas:
         report = state.refusing[name]
         wait_s = min(wait_s, report.queue_wait_s)
-        takes = next((p for p in Priority if p < lowest and not report.refuses(p, now)), None)
-        if takes is not None:
-            lowest = takes
+        is_fresh = now - report.at <= REPORT_AGE_MAX_S
+        lowest = min(lowest, report.admits_from if is_fresh else Priority.SHEDDABLE)
         if lowest == Priority.SHEDDABLE:
             break
-    return _Verdict(int(lowest), wait_s, now + VERDICT_S)
+    return _Verdict(lowest, wait_s, now + VERDICT_S)

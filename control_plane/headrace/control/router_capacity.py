@@ -14,8 +14,9 @@ What runs already is kept. While it is more than `allowed`, nothing new is taken
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace.control.attempt_book import waiting_max
@@ -44,11 +45,11 @@ class Holds:
         return Holds(self.requests * factor, self.tokens * factor)
 
 
-def holds_of(replica: Replica, execution: Execution) -> Holds:
-    """What one replica and the queue in front of it can hold."""
+def holds_of(replica: Replica, execution: Execution, queue: int = 0) -> Holds:
+    """What one replica and the queue in front of it can hold; `queue` 0: its Scheduler has not said how many wait."""
     slots = replica.slots or execution.slots or 1
     cells = replica.kv_cells or execution.kv_cells or slots * execution.context_tokens
-    requests = slots + waiting_max(slots)
+    requests = slots + (queue or waiting_max(slots))
     return Holds(requests, cells * requests / slots)
 
 
@@ -61,6 +62,7 @@ def domains_of(replica: Replica) -> tuple[tuple[str, ...], ...]:
 
 class _Member(NamedTuple):
     replica: Replica
+    queue: int
     holds: Holds
     domains: tuple[tuple[str, ...], ...]
 
@@ -89,7 +91,14 @@ class RevisionCapacity:
         return self._holds.scaled(self._share_at(now))
 
     def apply(
-        self, usable: Iterable[Replica], execution: Execution, *, planned: Container[str], routers: int, now: float
+        self,
+        usable: Iterable[Replica],
+        execution: Execution,
+        *,
+        planned: Container[str],
+        routers: int,
+        now: float,
+        queues: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Take over which replicas are usable.
 
@@ -99,14 +108,17 @@ class RevisionCapacity:
             planned: names of those that leave because somebody wants it; their going is no shock.
             routers: how many share them.
             now: monotonic seconds.
+            queues: attempts that may wait, by replica, where a Scheduler has said it.
+
+        Most replicas are as they were, since snapshots share them: those cost little.
         """
         allowed = self.allowed(now).requests
         before, members = self._members, {}
         requests = tokens = 0.0
         for replica in usable:
-            one = before.get(replica.name)
-            if one is None or one.replica is not replica:  # most are as they were: snapshots share them
-                one = _Member(replica, holds_of(replica, execution), domains_of(replica))
+            one, queue = before.get(replica.name), queues.get(replica.name, 0)
+            if one is None or one.replica is not replica or one.queue != queue:
+                one = _Member(replica, queue, holds_of(replica, execution, queue), domains_of(replica))
             members[replica.name] = one
             requests += one.holds.requests
             tokens += one.holds.tokens

@@ -13,7 +13,6 @@ from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
-from headrace.control.attempt_book import waiting_max
 from headrace.control.errors import Failure, Reason
 from headrace.control.priority import Priority
 from headrace.control.router_admission import Demand, RouterAdmission
@@ -110,9 +109,9 @@ class Admission:
             self.core.report(
                 load.replica,
                 admits_from=load.admits_from,
-                is_full=load.slots > 0 and load.waiting >= waiting_max(load.slots),
                 queue_wait_s=load.queue_wait.ToMicroseconds() / 1e6 if load.HasField("queue_wait") else None,
                 now=now,
+                waiting_max=load.waiting_max,
             )
 
     def tend(self, sessions: Iterable[Session]) -> None:
@@ -132,7 +131,7 @@ class Admission:
             return
         up = frozenset(link.endpoint for link in routes.links if link.is_up)
         seen = (id(snapshot), snapshot.version, up, self._routers)
-        if seen == self._applied:
+        if seen == self._applied and not self.core.is_stale:
             return
         self._applied = seen
         self.core.apply(
