@@ -183,3 +183,23 @@ def test_a_worker_that_is_gone_is_forgotten() -> None:
     bench.control.stepped(REPLICA, 1, 5, 1.0)
     bench.control.tick(1.0)
     assert not bench.control.workers
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [((STANDARD,) * 16, CRITICAL), ((STANDARD,) * 15 + (BATCH,), STANDARD), ((STANDARD,) * 15, SHEDDABLE)],
+    ids=["full", "full, and one would have to go for higher ones", "not full"],
+)
+def test_a_full_queue_says_whom_it_still_takes(waits: tuple[Priority, ...], told: Priority) -> None:
+    bench = Bench()
+    bench.send(CRITICAL, SLOTS + 1)  # the last one is staged, and counts as one that waits
+    for priority in waits[1:]:
+        bench.send(priority)
+    load = bench.ledger.load(REPLICA, bench.now)
+    assert load is not None
+    assert (load.admits_from, load.waiting_max) == (told, 16)
+    for priority in (SHEDDABLE, BATCH, STANDARD):
+        if priority < told:
+            with pytest.raises(Failure):
+                bench.send(priority)
+    bench.send(CRITICAL if told is CRITICAL else told)
