@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from headrace.api.inference.v1 import inference_service_pb2 as headrace_dot_api_dot_inference_dot_v1_dot_inference__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace/api/router/v1/router_service.proto\x12\x16headrace.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"c\n\x13\x45xplainRouteRequest\x12<\n\x08generate\x18\x01 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\xb4\x01\n\x14\x45xplainRouteResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x18\n\x10snapshot_version\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\t\x12\x35\n\ncandidates\x18\x04 \x03(\x0b\x32!.headrace.api.router.v1.Candidate\x12\x18\n\x10\x63\x61ndidates_total\x18\x05 \x01(\r\x12\x0f\n\x07refusal\x18\x06 \x01(\t\"\xd9\x01\n\tCandidate\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x65xcluded_by\x18\x02 \x01(\t\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x05parts\x18\x04 \x03(\x0b\x32!.headrace.api.router.v1.ScorePart\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12+\n\x08load_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66\x61ilure_domain\x18\x07 \x01(\tB\x08\n\x06_score\"*\n\tScorePart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"c\n\x13RelayRequestRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\"%\n\x14RelayRequestResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\x0c\x32\xe7\x01\n\rRouterService\x12i\n\x0c\x45xplainRoute\x12+.headrace.api.router.v1.ExplainRouteRequest\x1a,.headrace.api.router.v1.ExplainRouteResponse\x12k\n\x0cRelayRequest\x12+.headrace.api.router.v1.RelayRequestRequest\x1a,.headrace.api.router.v1.RelayRequestResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+headrace/api/router/v1/router_service.proto\x12\x16headrace.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x31headrace/api/inference/v1/inference_service.proto\"c\n\x13\x45xplainRouteRequest\x12<\n\x08generate\x18\x01 \x01(\x0b\x32*.headrace.api.inference.v1.GenerateRequest\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\xb4\x01\n\x14\x45xplainRouteResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\x18\n\x10snapshot_version\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\t\x12\x35\n\ncandidates\x18\x04 \x03(\x0b\x32!.headrace.api.router.v1.Candidate\x12\x18\n\x10\x63\x61ndidates_total\x18\x05 \x01(\r\x12\x0f\n\x07refusal\x18\x06 \x01(\t\"\xd9\x01\n\tCandidate\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x13\n\x0b\x65xcluded_by\x18\x02 \x01(\t\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x05parts\x18\x04 \x03(\x0b\x32!.headrace.api.router.v1.ScorePart\x12\x11\n\tin_flight\x18\x05 \x01(\r\x12+\n\x08load_age\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x66\x61ilure_domain\x18\x07 \x01(\tB\x08\n\x06_score\"*\n\tScorePart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"s\n\x13RelayRequestRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\"%\n\x14RelayRequestResponse\x12\r\n\x05\x65vent\x18\x01 \x01(\x0c\x32\xe7\x01\n\rRouterService\x12i\n\x0c\x45xplainRoute\x12+.headrace.api.router.v1.ExplainRouteRequest\x1a,.headrace.api.router.v1.ExplainRouteResponse\x12k\n\x0cRelayRequest\x12+.headrace.api.router.v1.RelayRequestRequest\x1a,.headrace.api.router.v1.RelayRequestResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREPART']._serialized_start=658
   _globals['_SCOREPART']._serialized_end=700
   _globals['_RELAYREQUESTREQUEST']._serialized_start=702
-  _globals['_RELAYREQUESTREQUEST']._serialized_end=801
-  _globals['_RELAYREQUESTRESPONSE']._serialized_start=803
-  _globals['_RELAYREQUESTRESPONSE']._serialized_end=840
-  _globals['_ROUTERSERVICE']._serialized_start=843
-  _globals['_ROUTERSERVICE']._serialized_end=1074
+  _globals['_RELAYREQUESTREQUEST']._serialized_end=817
+  _globals['_RELAYREQUESTRESPONSE']._serialized_start=819
+  _globals['_RELAYREQUESTRESPONSE']._serialized_end=856
+  _globals['_ROUTERSERVICE']._serialized_start=859
+  _globals['_ROUTERSERVICE']._serialized_end=1090
 # @@protoc_insertion_point(module_scope)

@@ -61,16 +61,18 @@ class ScorePart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class RelayRequestRequest(_message.Message):
-    __slots__ = ("request", "tenant", "after_sequence", "incarnation")
+    __slots__ = ("request", "tenant", "after_sequence", "incarnation", "cancel")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     request: str
     tenant: str
     after_sequence: int
     incarnation: str
-    def __init__(self, request: _Optional[str] = ..., tenant: _Optional[str] = ..., after_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, request: _Optional[str] = ..., tenant: _Optional[str] = ..., after_sequence: _Optional[int] = ..., incarnation: _Optional[str] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class RelayRequestResponse(_message.Message):
     __slots__ = ("event",)
