@@ -129,6 +129,30 @@ async def test_a_key_is_made_where_it_is_of_use(
     assert service.requests[0].idempotency_key == (given or "")
 
 
+async def test_without_the_store_of_keys_it_goes_on_as_if_there_were_none(serve: Any, ask: Any) -> None:
+    async def storeless(play: Play) -> None:
+        if play.request.idempotency_key:
+            raise Failure(Reason.STORE_UNAVAILABLE, "Not started, for it could run twice.", retry_after_s=0.01)
+        await good(play)
+
+    service = await serve(storeless)
+    async with ask.client([service.target, service.target]) as client:
+        heard = [await ask.reading(client.generate("hi", model="chat")).rest() for _ in range(5)]
+        assert [one.error for one in heard] == [None] * 5
+        assert service.calls == 1 + 5, "and makes no more keys for a while"
+        heard = [await ask.reading(client.generate("hi", model="chat", idempotency_key="mine")).rest()]
+    assert type(heard[0].error) is sdk.Unavailable, "a key that the caller gave is never dropped"
+    assert [bool(request.idempotency_key) for request in service.requests[6:]] == [True] * 3
+
+
+async def test_failing_over_can_be_switched_off(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, accepted_then_cut)
+    error = (await ask(targets, retry=sdk.RetryPolicy(fails_over=False))).error
+    assert type(error) is sdk.Unavailable
+    assert one.calls + other.calls == 1
+    assert (one.requests + other.requests)[0].idempotency_key == ""
+
+
 async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serve: Any, ask: Any) -> None:
     async def endless(play: Play) -> None:
         await play.accept()

@@ -31,6 +31,9 @@ class RetryPolicy:
     backoff_max_s: float = 1.0
     refusals_max: int = 6
     """Calls beyond `attempts_max` that instances which stop may refuse: they have not begun, so they cost nothing."""
+    fails_over: bool = True
+    """Whether a request that may go to several Routers gets an idempotency key of the client's own, so that it can be
+    taken to another one when its Router is lost. A key costs the Router a transaction with its store."""
 
     def __post_init__(self) -> None:
         """Check."""

@@ -47,7 +47,7 @@ class ThrottlePolicy:
     """Largest probability to hold a call back."""
     retry_share: float = 0.1
     """Retries for each request."""
-    retries_min: int = 50
+    retries_min: int = 10
     """Retries in a window that are free, whatever the share."""
 
     def __post_init__(self) -> None:

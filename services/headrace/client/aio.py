@@ -161,9 +161,7 @@ class AsyncClient:
     ) -> AsyncStream:
         timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
         check_timeout(timeout_s)
-        may_fail_over = self._retry is not None and len(self._targets) > 1
-        if may_fail_over and isinstance(request, pb.GenerateRequest) and not request.idempotency_key:
-            request.idempotency_key = str(uuid.uuid4())
+        fails_over = self._retry is not None and self._retry.fails_over and len(self._targets) > 1
         session = Session(
             request,
             is_interactive=self._interactive if interactive is None else interactive,
@@ -172,6 +170,7 @@ class AsyncClient:
             clock=time.monotonic,
             draw=random.random,
             turn=self._targets.turn(),
+            own_key=str(uuid.uuid4()) if fails_over else "",
         )
         stream = AsyncStream(session, self._channels, self._metadata)
         self._streams.add(stream)

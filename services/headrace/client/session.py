@@ -71,6 +71,7 @@ class Session:
         clock: monotonic seconds.
         draw: evenly from 0 to 1, for the jitter.
         turn: the Routers that its calls may go to.
+        own_key: idempotency key for a request that has none, so that it may fail over; "" gives it none.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Session:
         clock: Callable[[], float],
         draw: Callable[[], float],
         turn: Turn,
+        own_key: str = "",
     ) -> None:
         self._request = request
         self._is_interactive = is_interactive
@@ -98,11 +100,15 @@ class Session:
         """Whether the request has ended as far as its reader can know, or is none of its business any more."""
         self._acknowledging = Acknowledging()
         self._is_kept = True
+        self._is_own_key = False
         if isinstance(request, pb.ResumeGenerateRequest):
             self._transcript = Transcript(request.request, request.after_sequence)
         else:
             self._transcript = Transcript()
             self._is_kept = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+            self._is_own_key = bool(own_key) and not request.idempotency_key and turn.may_make_keys
+            if self._is_own_key:
+                request.idempotency_key = own_key
         self._has_key = isinstance(request, pb.GenerateRequest) and bool(request.idempotency_key)
         self._has_failed_over = False
         self.is_replay = False
@@ -205,6 +211,8 @@ class Session:
             return Outcome(error=self._broken("The service ended the stream without a terminal event."))
         elif (resumed := self._resume(code, failure)) is not None:
             return resumed
+        if failure is not None and failure.reason is Reason.STORE_UNAVAILABLE and self._drops_key():
+            return Outcome(wait_s=0.0)
         wait_s = self._retry_wait_s(code, failure, rpc_error)
         if wait_s is not None:
             self._is_located = self._is_resuming = False
@@ -336,9 +344,20 @@ class Session:
         self._has_failed_over = self._has_failed_over or fails_over
         return wait_s
 
+    def _drops_key(self) -> bool:
+        """The store of keys cannot be reached: a request that asked for none goes without, as it would have."""
+        if not self._is_own_key or self._transcript.sequence:
+            return False
+        assert isinstance(self._request, pb.GenerateRequest)
+        self._turn.no_keys()
+        self._request.idempotency_key = ""
+        self._is_own_key = self._has_key = False
+        return True
+
     @property
     def _may_fail_over(self) -> bool:
-        may_call = self._retry is not None and self.calls < self._retry.attempts_max
+        retry = self._retry
+        may_call = retry is not None and retry.fails_over and self.calls < retry.attempts_max
         return may_call and self._has_key and self._turn.count > 1 and not self._has_failed_over
 
     def _notice_target(self, code: str, failure: Failure | None) -> None:

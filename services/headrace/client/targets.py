@@ -17,6 +17,8 @@ from collections.abc import Callable
 from headrace.control.client_throttle import ClientThrottle, ThrottlePolicy, Ticket
 
 DOWN_S = 5.0
+KEYLESS_S = 10.0
+"""How long no idempotency keys are made after the fleet could not keep one."""
 
 
 class _Target:
@@ -41,6 +43,7 @@ class Targets:
         self.clock = clock
         self.draw = draw
         self.states = [_Target(throttle) for _ in range(count)]
+        self.keyless_until = 0.0
         self.lock = threading.Lock()
         # Chance, so that many clients that start together do not all begin at the first.
         self._starts = itertools.count(int(draw() * count))
@@ -67,6 +70,15 @@ class Turn:
     def count(self) -> int:
         """How many Routers there are."""
         return len(self._targets)
+
+    @property
+    def may_make_keys(self) -> bool:
+        """Whether the fleet can keep idempotency keys, as far as is known."""
+        return self._targets.clock() >= self._targets.keyless_until
+
+    def no_keys(self) -> None:
+        """It could not."""
+        self._targets.keyless_until = self._targets.clock() + KEYLESS_S
 
     def next(self) -> int:
         """Move on to another Router, if there is one; returns its number."""
