@@ -70,6 +70,8 @@ class RouterMetrics:
         self.idempotency_writes_lost = 0
         self.frames_in = 0
         self.frames_out = 0
+        self.inventory_lost = 0
+        self.inventory_unknown = 0
         for name, text in (
             ("writes", "Events written to clients."),
             ("wakeups", "Wake-ups of request tasks."),
@@ -77,6 +79,8 @@ class RouterMetrics:
             ("idempotency_writes_lost", "Records of keys that could not be closed or deleted; they expire."),
             ("frames_in", "Frames received from Schedulers."),
             ("frames_out", "Frames sent to Schedulers."),
+            ("inventory_lost", "Attempts that were counted here and that their Scheduler did not have."),
+            ("inventory_unknown", "Attempts that a Scheduler had and nobody here knew, cancelled."),
             ("acknowledgements", "Acknowledgements received from clients."),
             ("resumes", "Calls that resumed a request."),
             ("overruns", "Attempts that generated more than their credit."),
@@ -97,6 +101,8 @@ class RouterMetrics:
         """Read the links' own counts."""
         self.frames_in = sum(link.frames_in for link in links)
         self.frames_out = sum(link.frames_out for link in links)
+        self.inventory_lost = sum(link.inventory.lost for link in links)
+        self.inventory_unknown = sum(link.inventory.unknown for link in links)
         self._attempts.set(sum(link.attempts for link in links))
 
     def take_resources(self, ledger: ResourceLedger) -> None:
