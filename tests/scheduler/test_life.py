@@ -258,6 +258,6 @@ async def test_metrics_have_bounded_labels_and_no_ids(tmp_path):
         labels = {
             pair.partition("=")[0] for line in lines if "{" in line for pair in line[line.index("{") + 1 :].split(",")
         }
-        assert labels <= {"finish_reason", "reason", "revision", "state", "le"}
+        assert labels <= {"finish_reason", "reason", "revision", "state", "le", "priority", "stage"}
         assert str(attempt) not in text
         assert replica.name not in text

@@ -5,114 +5,11 @@ import pytest
 from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
-from headrace.control.attempt_book import WorkerBook
-from headrace.control.attempts import AttemptLedger
-from headrace.control.resources import FailureDomain, Replica, ReplicaState
 from headrace.engine.contract import StepBatch
-from headrace.runtime.membership import LeaseState
 from headrace.scheduler import relay as relay_module
 from headrace.scheduler.engine_run import EngineRun
-from headrace.scheduler.metrics import make_registry
-from headrace.scheduler.relay import Relay
-from headrace.scheduler.vitals import Vitals
-from support.scheduling import make_dispatch
+from support.relaying import REVISION, Bench
 from support.scripted_engine import admitted, finished
-
-REVISION = "models/m/revisions/0123456789ab"
-REPLICA = Replica(
-    "replicas/a",
-    REVISION,
-    "schedulers/s",
-    "127.0.0.1:1",
-    ReplicaState.READY,
-    7,
-    4,
-    1000,
-    FailureDomain("h", "r", "z"),
-    "",
-)
-
-
-class Engine:
-    """Stands for an EngineClient: keeps what it was asked."""
-
-    is_local = True
-
-    def __init__(self):
-        self.asked = []
-        self.lists = 0
-
-    def generate(self, request, tokens, *, input_bytes, budget):
-        self.asked.append(("generate", request["seq"]))
-
-    def credit(self, seq, limit):
-        self.asked.append(("credit", seq, limit))
-
-    def cancel(self, seqs, reason="cancelled"):
-        self.asked.append(("cancel", tuple(seqs), reason))
-
-    def list_sequences(self):
-        self.lists += 1
-
-    def condemn(self, why):
-        self.asked.append(("condemn", why))
-
-
-class NoFleet:
-    has_snapshot, is_draining = True, False
-
-    def __init__(self):
-        self.workers, self.restarts = {}, {}
-
-
-class HeldLease:
-    state, age_s = LeaseState.HELD, 1.0
-
-
-class Bench:
-    """One relay with one session; `run` is the newest run of the only replica's engine."""
-
-    def __init__(self):
-        self.relay = Relay(AttemptLedger())
-        self.session = self.relay.open_session("routers/r")
-        self.run = 1_000_000  # no number of a real run
-        self.open()
-
-    def open(self):
-        self.run += 1
-        self.engine = Engine()
-        self.relay.open_engine(
-            WorkerBook("replicas/a", REVISION, (7,), slots=4, kv_cells=1000, context_tokens=100, incarnation=self.run),
-            self.engine,
-        )
-
-    def dispatch(self, token, **fields):
-        self.relay.take(self.session, pb.AttachRequest(dispatches=[make_dispatch(REPLICA, attempt=token, **fields)]))
-
-    def take(self, **parts):
-        self.relay.take(self.session, pb.AttachRequest(**parts))
-
-    def told(self):
-        """The next frame to the Router."""
-        return self.session.take()
-
-    def tell(self, *events, run=None, seqs=(), **columns):
-        batch = StepBatch(number=1, steps=1, events=list(events), seqs=list(seqs), **columns)
-        self.relay.on_batch("replicas/a", self.run if run is None else run, batch)
-
-    def say(self, seq, tokens, run=None):
-        self.tell(
-            run=run,
-            seqs=[seq],
-            token_counts=[tokens],
-            token_ids=[1] * tokens,
-            text_lengths=[tokens],
-            text=b"x" * tokens,
-        )
-
-    def metric(self, name, **labels):
-        registry = make_registry(self.relay, NoFleet(), Vitals(NoFleet(), HeldLease()))
-        return registry.get_sample_value(f"headrace_scheduler_{name}", labels)
 
 
 @pytest.fixture

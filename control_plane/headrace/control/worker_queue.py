@@ -63,7 +63,7 @@ class QueuePolicy(Protocol):
         """An attempt was handed over after so long."""
 
     def served(self, served: Served, busy: int, now: float) -> None:
-        """An attempt has ended; so many were active."""
+        """An attempt has ended that the engine ran; so many were active, it included."""
 
 
 class WorkerQueue:
@@ -244,7 +244,7 @@ class WorkerQueue:
         """The engine has let go of an attempt that it ran."""
         self._times.add(attempt.load_class, served, now)
         if self.policy is not None:
-            self.policy.served(served, self.book.active, now)
+            self.policy.served(served, self.book.active + 1, now)
 
     # Load
 

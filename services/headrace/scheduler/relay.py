@@ -22,11 +22,11 @@ from headrace.control.attempts import AttemptLedger, DuplicateAttempt
 from headrace.control.errors import Failure, InvalidRequest, Violation
 from headrace.control.overload import OverloadControl, OverloadSettings
 from headrace.control.reconcile import Reconciler
+from headrace.control.sliding_count import SlidingCount
 from headrace.engine.contract import StepBatch
 from headrace.runtime.telemetry import get_logger
 from headrace.scheduler import codec, queue_codec
 from headrace.scheduler.columns import split_by_owner
-from headrace.scheduler.recent import Recent
 from headrace.scheduler.relay_counts import RelayCounts
 from headrace.scheduler.session import Session
 from headrace.triton.engine_client import EngineClient
@@ -36,6 +36,8 @@ OVERDUE_S = 2.0
 CANCEL_CONFIRM_S = 10.0
 """Time that an engine gets to confirm a cancel. It takes one between two steps, and a step that lasts longer than the
 silence that counts as death (3 s) is the end of it anyway; so this is three times what a living engine can need."""
+RECENT_S = 10.0
+"""Over which load reports count what ended well and what was tried again."""
 
 
 class Relay:
@@ -51,8 +53,8 @@ class Relay:
         self._ends: dict[str, asyncio.Event] = {}
         """Set at each end, by replica, where someone waits for a worker to be idle."""
         self._numbers = itertools.count(1)
-        self._successes = Recent()
-        self._extra_attempts = Recent()
+        self._successes = SlidingCount(RECENT_S)
+        self._extra_attempts = SlidingCount(RECENT_S)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -341,8 +343,8 @@ class Relay:
         now = time.monotonic()
         report = pb.LoadReport(
             routers=len({session.router for session in self.sessions.values()}),
-            successes=self._successes.count(now),
-            extra_attempts=self._extra_attempts.count(now),
+            successes=self._successes.total(now),
+            extra_attempts=self._extra_attempts.total(now),
         )
         for replica in self.ledger.workers:
             load = self.ledger.load(replica, now)
