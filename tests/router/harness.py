@@ -30,9 +30,10 @@ from headrace.control.resources import (
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
 from headrace.router.admin import RouterService
+from headrace.router.main import client_server
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
-from headrace.router.service import SERIALIZERS, InferenceService
+from headrace.router.service import InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
 from headrace.rpc.server import Server
@@ -190,6 +191,14 @@ class Harness:
             return await self.scheduler.dispatches.get()
 
 
+def open_channel(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel of its own connection."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
+
+
 async def _tend(service: InferenceService) -> None:
     while True:
         service.tend()
@@ -198,9 +207,18 @@ async def _tend(service: InferenceService) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, replicas: int = 1, store: Any = None, name: str = "test", incarnation: str = "1", **settings: Any
+    *,
+    replicas: int = 1,
+    store: Any = None,
+    name: str = "test",
+    incarnation: str = "1",
+    credentials: grpc.ChannelCredentials | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Harness]:
-    """A Router; with a `store`, one that takes idempotency keys and answers other Routers."""
+    """A Router; with a `store`, one that takes idempotency keys and answers other Routers.
+
+    `credentials`: the client's, where the settings have TLS.
+    """
     scheduler = ScriptedScheduler()
     peer = Server("127.0.0.1:0")
     peer.add(sp.DESCRIPTOR.services_by_name["SchedulerService"], scheduler)
@@ -222,26 +240,21 @@ async def running(
     )
     metrics = RouterMetrics()
     here = Origin(f"routers/{name}", incarnation)
-    service = InferenceService(RouterSettings(listen="127.0.0.1:0", **settings), routes, metrics, here)
+    service_settings = RouterSettings(listen="127.0.0.1:0", **{"request_bytes_max": 100_000, **settings})
+    service = InferenceService(service_settings, routes, metrics, here)
     admin = Server("127.0.0.1:0")
     admin.add(router_pb.DESCRIPTOR.services_by_name["RouterService"], RouterService(service.sharing),
               serializers=ADMIN_SERIALIZERS)  # fmt: skip
     if store is not None:
         await admin.start()
         service.sharing.keys.use(store, admin.endpoint)
-    server = Server("127.0.0.1:0", observe=metrics.observe)
-    server.add(
-        pb.DESCRIPTOR.services_by_name["InferenceService"],
-        service,
-        request_bytes_max=100_000,
-        serializers=SERIALIZERS,
-    )
+    server = client_server(service_settings, service, metrics)
     await server.start()
     tending = asyncio.create_task(_tend(service))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await scheduler.attached.wait()
-        async with grpc.aio.insecure_channel(server.endpoint) as channel:
+        async with open_channel(server.endpoint, credentials) as channel:
             link = routes.links[0]
             async with asyncio.timeout(DEADLINE_S):
                 while not link.is_up:

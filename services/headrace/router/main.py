@@ -43,25 +43,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     here = Origin(name, secrets.token_hex(8))
     routes = Routes(router=name, incarnation=here.incarnation)
     service = InferenceService(settings, routes, metrics, here)
-    credentials = server_credentials(
-        TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca), "router"
-    )
-    server = Server(
-        settings.listen,
-        observe=metrics.observe,
-        credentials=credentials,
-        guard=None if settings.public_health else service.identities.check_known,
-    )
-    if settings.authentication == "required" and credentials is None and not settings.tenant_metadata:
-        get_logger().warning(
-            "keys_in_clear", advice="set tls_certificate and tls_key, or put a proxy with TLS in front"
-        )
-    server.add(
-        inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
-        service,
-        request_bytes_max=settings.request_bytes_max,
-        serializers=SERIALIZERS,
-    )
+    server = client_server(settings, service, metrics)
     admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)
     admin.add(
         router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
@@ -104,6 +86,34 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             await cancel_and_wait(*tasks)
             await report.withdraw()
     get_logger().info("stopped")
+
+
+def client_server(settings: RouterSettings, service: InferenceService, metrics: RouterMetrics) -> Server:
+    """The server for clients, not started: with TLS and closed health where the settings say so.
+
+    Raises:
+        SettingsError: a file of TLS cannot be used; names the setting.
+    """
+    credentials = server_credentials(
+        TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca), "router"
+    )
+    server = Server(
+        settings.listen,
+        observe=metrics.observe,
+        credentials=credentials,
+        guard=None if settings.public_health else service.identities.check_known,
+    )
+    if settings.authentication == "required" and credentials is None and not settings.tenant_metadata:
+        get_logger().warning(
+            "keys_in_clear", advice="set tls_certificate and tls_key, or put a proxy with TLS in front"
+        )
+    server.add(
+        inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+        service,
+        request_bytes_max=settings.request_bytes_max,
+        serializers=SERIALIZERS,
+    )
+    return server
 
 
 async def _tend(
