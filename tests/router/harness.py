@@ -31,6 +31,7 @@ from headrace.control.snapshot import RoutingSnapshot
 from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
 from headrace.router.admin import RouterService
 from headrace.router.main import client_server
+from headrace.router.explaining import Explainer
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import InferenceService
@@ -243,8 +244,12 @@ async def running(
     service_settings = RouterSettings(listen="127.0.0.1:0", **{"request_bytes_max": 100_000, **settings})
     service = InferenceService(service_settings, routes, metrics, here)
     admin = Server("127.0.0.1:0")
-    admin.add(router_pb.DESCRIPTOR.services_by_name["RouterService"], RouterService(service.sharing),
-              serializers=ADMIN_SERIALIZERS)  # fmt: skip
+    explainer = Explainer(RouterSettings(**settings), routes)
+    admin.add(
+        router_pb.DESCRIPTOR.services_by_name["RouterService"],
+        RouterService(service.sharing, explainer),
+        serializers=ADMIN_SERIALIZERS,
+    )
     if store is not None:
         await admin.start()
         service.sharing.keys.use(store, admin.endpoint)

@@ -95,6 +95,10 @@ class Routing:
         self.filters = Filters(self.outliers, self.rules.zones_excluded)
         self.silent: set[int] = set()
         """Attempts in flight of which no token has come."""
+        self.prompt_tokens = 0
+        """Of admitted attempts."""
+        self.cached_tokens = 0
+        """Those of them that the engines had kept."""
         self.observe: Callable[[str, float | None], None] = _observe_nothing
         """Told of each decision: "prefix", "affinity", "load", "last_resort" or "refused", and the age of the report
         that was used, if there was one."""
@@ -289,6 +293,8 @@ class Routing:
         if flight is None:
             return
         self.loads.admitted(token, now)
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_prompt_tokens
         demand, standing = flight.demand, self.loads.standing(flight.replica)
         if not prompt_tokens or not demand.prompt_size or standing is None or standing.replica is None:
             return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.api.router.v1 import router_service_pb2 as pb
-from headrace.control.errors import Failure, Reason
+from headrace.router.explaining import Explainer
 from headrace.router.relaying import Sharing
 from headrace.rpc.server import Context
 
@@ -22,12 +22,13 @@ SERIALIZERS: Mapping[str, Callable[[Any], bytes]] = {"RelayRequest": _relayed}
 class RouterService:
     """Serves headrace.api.router.v1.RouterService."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(self, sharing: Sharing, explainer: Explainer) -> None:
         self._sharing = sharing
+        self._explainer = explainer
 
     async def ExplainRoute(self, request: pb.ExplainRouteRequest, context: Context) -> pb.ExplainRouteResponse:  # noqa: N802
         """See the proto."""
-        raise Failure(Reason.NOT_FOUND, "This Router does not explain its routes.")
+        return self._explainer.explain(request)
 
     async def RelayRequest(self, request: pb.RelayRequestRequest, context: Context) -> None:  # noqa: N802
         """See the proto."""

@@ -9,10 +9,13 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.affinity import affinity_hash
 from headrace.control.filters import Demand
 from headrace.control.load_view import ReplicaReport
+from headrace.control.outliers import EjectionRules
 from headrace.control.prefix_index import salt, text_blocks, token_blocks
 from headrace.control.priority import Priority
 from headrace.control.resources import Revision
+from headrace.control.routing import RoutingRules
 from headrace.control.tenants import Tenant
+from headrace.router.settings import RouterSettings
 
 
 def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, output_tokens_max: int) -> Demand:
@@ -58,4 +61,13 @@ def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
         concurrency_limit=load.concurrency_limit,
         admits_from=load.admits_from,
         prefill_tokens_per_s=float(load.prefill_tokens_per_second),
+    )
+
+
+def rules_of(settings: RouterSettings) -> RoutingRules:
+    """What the settings say of routing."""
+    return RoutingRules(
+        ramp_s=settings.slow_start_s,
+        ejection=EjectionRules(time_s=settings.ejection_s, share_max=settings.ejected_share_max),
+        zones_excluded=frozenset(zone.strip() for zone in settings.zones_excluded.split(",") if zone.strip()),
     )

@@ -13,10 +13,14 @@ from headrace.api.inference.v1 import inference_service_pb2
 from headrace.api.router.v1 import router_service_pb2
 from headrace.control import names
 from headrace.control.idempotency import Origin
+from headrace.control.routing import Routing
 from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
 from headrace.router.admin import RouterService
+from headrace.router.demands import rules_of
+from headrace.router.explaining import Explainer
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
+from headrace.router.routing_metrics import RoutingMetrics
 from headrace.router.service import SERIALIZERS, InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc.server import Server
@@ -41,13 +45,14 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     metrics = RouterMetrics()
     metrics_endpoint = serve_metrics(metrics.registry, settings.metrics_listen)
     here = Origin(name, secrets.token_hex(8))
-    routes = Routes(router=name, incarnation=here.incarnation)
+    routes = Routes(router=name, incarnation=here.incarnation, routing=Routing(rules_of(settings)))
+    RoutingMetrics(metrics.registry, routes.routing)
     service = InferenceService(settings, routes, metrics, here)
     server = client_server(settings, service, metrics)
     admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)
     admin.add(
         router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(service.sharing),
+        RouterService(service.sharing, Explainer(settings, routes)),
         serializers=ADMIN_SERIALIZERS,
     )
     async with contextlib.AsyncExitStack() as stack:

@@ -119,3 +119,15 @@ class RouterSettings(EtcdSettings):
         " longer answer they are not kept. 0: such requests are interrupted as the others.",
         ge=0,
     )
+    zones_excluded: str = Field(
+        "", description="Zones of failure domains that get no new attempts, separated by commas: to empty one."
+    )
+    slow_start_s: float = Field(
+        20.0, description="Time in which a replica that is new or has recovered comes to its full share, seconds.", ge=0
+    )
+    ejected_share_max: float = Field(
+        0.5, description="Largest share of a revision's replicas that is left out because they fail.", ge=0, le=1
+    )
+    ejection_s: float = Field(
+        5.0, description="How long a failing replica is left out first, seconds; each time twice as long.", gt=0, le=300
+    )
