@@ -145,12 +145,13 @@ async def test_without_the_store_of_keys_it_goes_on_as_if_there_were_none(serve:
     assert [bool(request.idempotency_key) for request in service.requests[6:]] == [True] * 3
 
 
-async def test_failing_over_can_be_switched_off(serve: Any, ask: Any) -> None:
+@pytest.mark.parametrize("key", [None, "mine"])
+async def test_failing_over_can_be_switched_off(serve: Any, ask: Any, key: str | None) -> None:
     one, other, targets = await pair(serve, accepted_then_cut)
-    error = (await ask(targets, retry=sdk.RetryPolicy(fails_over=False))).error
+    error = (await ask(targets, retry=sdk.RetryPolicy(fails_over=False), idempotency_key=key)).error
     assert type(error) is sdk.Unavailable
     assert one.calls + other.calls == 1
-    assert (one.requests + other.requests)[0].idempotency_key == ""
+    assert (one.requests + other.requests)[0].idempotency_key == (key or "")
 
 
 async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serve: Any, ask: Any) -> None:

@@ -32,8 +32,8 @@ class RetryPolicy:
     refusals_max: int = 6
     """Calls beyond `attempts_max` that instances which stop may refuse: they have not begun, so they cost nothing."""
     fails_over: bool = True
-    """Whether a request that may go to several Routers gets an idempotency key of the client's own, so that it can be
-    taken to another one when its Router is lost. A key costs the Router a transaction with its store."""
+    """Whether a request whose Router is lost is taken to another one. For that, each request of a client with several
+    Routers gets an idempotency key, which costs its Router a transaction with the store."""
 
     def __post_init__(self) -> None:
         """Check."""
