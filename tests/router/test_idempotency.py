@@ -265,6 +265,51 @@ async def test_an_interactive_duplicate_may_cancel_and_its_acknowledgements_pace
             assert failure((await collect(call))[1]).reason is Reason.CLIENT_CANCELLED
 
 
+async def test_a_follower_of_a_request_that_is_refused_is_told_the_same() -> None:
+    async with running(store=MemoryStore()) as h:
+        first = h.generate(**KEY)
+        refused = await h.dispatched()
+        follower = h.generate(**KEY)
+        await until(lambda: len(h.service.sessions.followers) == 1)
+        error = sp.Ended().error
+        error.reason, error.message = 12, "full"
+        await h.scheduler.end(refused.attempt, pb.FINISH_REASON_REJECTED, error=error)
+        for call in (first, follower):
+            events, why = await collect(call)
+            assert (events, failure(why).reason) == ([], Reason.OVERLOADED)
+
+
+async def test_a_reader_that_does_not_read_ends_its_call_and_not_the_request() -> None:
+    async with running(store=MemoryStore(), slow_consumer_s=0.4, credit_window_tokens=8) as h:
+        reader = await h.interactive(**KEY)
+        dispatch = await h.admitted()
+        follower = h.generate(**KEY)
+        await h.scheduler.deltas(dispatch.attempt, *"abcdefgh")  # all that it may, and nothing is acknowledged
+        await until(lambda: not h.service.sessions.followers, "the follower is the reader now")
+        assert (await soon(h.scheduler.credits)).limit > 8
+        await h.scheduler.deltas(dispatch.attempt, "i")
+        await h.scheduler.end(dispatch.attempt, output_tokens=9)
+        told, error = await collect(follower)
+        assert error is None
+        assert "".join(event.delta.text for event in told) == "abcdefghi"
+        assert failure((await collect(reader))[1]).reason is Reason.SLOW_CONSUMER
+        assert h.scheduler.cancels.empty()
+
+
+async def test_calls_that_wait_for_the_store_are_bounded() -> None:
+    store = MemoryStore()
+    async with running(store=store, requests_max=2) as h:
+        store.answers.clear()
+        waiting = [h.generate(idempotency_key=f"k{n}") for n in range(2)]
+        await until(lambda: h.service.sharing.keys._asking == 2)
+        found = failure((await collect(h.generate(**KEY)))[1])
+        assert found.reason is Reason.OVERLOADED
+        store.answers.set()
+        for _ in waiting:
+            await h.scheduler.end((await h.admitted()).attempt)
+        assert [(await collect(call))[1] for call in waiting] == [None, None]
+
+
 async def test_followers_are_bounded() -> None:
     async with running(store=MemoryStore(), followers_max=1) as h:
         h.generate(**KEY)

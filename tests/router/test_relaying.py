@@ -19,7 +19,7 @@ from headrace.api.router.v1.router_service_pb2_grpc import RouterServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control import idempotency
 from headrace.control.errors import Reason
-from router.harness import DEADLINE_S, Harness, collect, failure, kinds, running, until
+from router.harness import DEADLINE_S, Harness, collect, failure, kinds, running, soon, until
 from support.etcd import TcpProxy
 from support.memory_store import MemoryStore
 
@@ -235,7 +235,12 @@ async def test_relays_are_refused_to_other_tenants_and_for_other_processes() -> 
             stub = RouterServiceStub(channel)
 
             async def ask(**changes: Any) -> Any:
-                fields: dict[str, Any] = {"request": name, "tenant": "tenants/anonymous", "incarnation": "a1", **changes}
+                fields: dict[str, Any] = {
+                    "request": name,
+                    "tenant": "tenants/anonymous",
+                    "incarnation": "a1",
+                    **changes,
+                }
                 return (await collect(stub.RelayRequest(router_pb.RelayRequestRequest(**fields))))[1]
 
             assert failure(await ask(incarnation="a2")).reason is Reason.STALE_EPOCH
@@ -260,6 +265,21 @@ async def test_when_the_reader_leaves_the_relay_goes_on_as_the_reader() -> None:
         events, error = await collect(call)
         assert error is None
         assert "".join(event.delta.text for event in events) == "ab"
+
+
+async def test_a_duplicate_elsewhere_may_cancel_the_request() -> None:
+    async with two() as t:
+        first, dispatch = await t.begun()
+        duplicate = await t.b.interactive(**KEY)
+        await duplicate.read()
+        await duplicate.write(pb.ClientFrame(acknowledge=pb.Acknowledge(sequence=1)))
+        await duplicate.write(pb.ClientFrame(cancel=pb.CancelFrame()))
+        await soon(t.a.scheduler.cancels)
+        await t.a.scheduler.end(dispatch.attempt, pb.FINISH_REASON_CANCELLED)
+        for call in (first, duplicate):
+            events, error = await collect(call)
+            assert failure(error).reason is Reason.CLIENT_CANCELLED
+            assert events[-1].terminal.finish_reason == pb.FINISH_REASON_CANCELLED
 
 
 async def test_the_callers_deadline_ends_its_call_alone() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 
@@ -17,6 +18,7 @@ from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import EventsExpired, LoggedEvent, UnknownSequence
 from headrace.router.metrics import RouterMetrics
 from headrace.router.session import Session
+from headrace.router.session_parts import SessionReader
 from headrace.rpc import status
 from headrace.rpc.calls import Context, is_call_over
 from headrace.rpc.reading import FrameReader
@@ -24,6 +26,16 @@ from headrace.rpc.requests import Refused
 
 _HEARING: set[asyncio.Task[None]] = set()
 """Tasks that read frames; each ends with its call."""
+
+
+class Heard(Protocol):
+    """What frames are about: a request, here or elsewhere."""
+
+    def acknowledge(self, reader: SessionReader, sequence: int) -> None:
+        """The caller has read up to `sequence`."""
+
+    def cancel(self) -> None:
+        """The caller asks for the end."""
 
 
 class Call:
@@ -35,7 +47,8 @@ class Call:
         self._wake = asyncio.Event()
         self._task = asyncio.current_task()
         self._broken: Failure | None = None
-        self._is_over = False
+        self.is_over = False
+        """Set at the call's end: nothing of its caller counts any more."""
 
     def wake(self) -> None:
         """See SessionReader."""
@@ -57,7 +70,7 @@ class Call:
         missed = missing(lambda sequence: session.attach(self, kind, sequence), after_sequence)
         try:
             if interactive:
-                self._begin_to_hear(session)
+                self.begin_to_hear(session)
             for event in missed:
                 session.writing()
                 await self._context.write(event.data)
@@ -69,7 +82,7 @@ class Call:
             self._task.uncancel()
             raise self._broken from None
         finally:
-            self._is_over = True
+            self.is_over = True
             session.detach(self)
         failure = session.failure()
         if failure is not None:
@@ -92,37 +105,38 @@ class Call:
             wake.clear()
             metrics.wakeups += 1
 
-    def _begin_to_hear(self, session: Session) -> None:
-        hearing = asyncio.create_task(self._hear(session), name="frames")
+    def begin_to_hear(self, heard: Heard) -> None:
+        """Have the caller's frames acted upon, until `is_over`."""
+        hearing = asyncio.create_task(self._hear(heard), name="frames")
         _HEARING.add(hearing)
         hearing.add_done_callback(_HEARING.discard)
 
-    async def _hear(self, session: Session) -> None:
+    async def _hear(self, heard: Heard) -> None:
         """Act on the caller's frames until it has no more to say.
 
         Never cancelled: a read that is cut short leaks. It ends with the call.
         """
         try:
-            while not self._is_over:
+            while not self.is_over:
                 frame = await self._context.read()
-                if frame is grpc.aio.EOF or self._is_over:
+                if frame is grpc.aio.EOF or self.is_over:
                     return
-                self._take(session, frame)
+                self._take(heard, frame)
         except (grpc.aio.UsageError, asyncio.CancelledError):
             return
         except Exception as error:
             if not is_call_over(error):
                 self.break_off(status.unmapped(error, where="frames"))
 
-    def _take(self, session: Session, frame: pb.ClientFrame | Refused) -> None:
+    def _take(self, heard: Heard, frame: pb.ClientFrame | Refused) -> None:
         kind = None if isinstance(frame, Refused) else frame.WhichOneof("frame")
         if isinstance(frame, Refused):
             self.break_off(frame.failure)
         elif kind == "acknowledge":
             self._metrics.acknowledgements += 1
-            session.acknowledge(self, frame.acknowledge.sequence)
+            heard.acknowledge(self, frame.acknowledge.sequence)
         elif kind == "cancel":
-            session.cancel()
+            heard.cancel()
         else:
             self.break_off(InvalidRequest((_unexpected(kind),)))
 

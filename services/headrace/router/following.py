@@ -70,7 +70,7 @@ class FollowingCall(Writer):
         self._sessions.followers.add(self)
         try:
             if interactive:
-                self._begin_to_hear(session)
+                self.begin_to_hear(session)
             position = await self._follow(session, session.log, after_sequence)
         except asyncio.CancelledError:
             failure = self.broken()
@@ -83,7 +83,7 @@ class FollowingCall(Writer):
         if not session.machine.is_told:
             await self.serve(session, after_sequence=position)
             return
-        self._is_over = True
+        self.is_over = True
         ended = session.failure()
         if ended is not None:
             raise ended

@@ -87,6 +87,8 @@ class Keys:
         """None until it is connected: keys are refused."""
         self._admin_endpoint = ""
         self._ttl_s = settings.idempotency_ttl_s
+        self._claims_max = settings.requests_max
+        self._asking = 0
         self._slice_s = min(SLICE_S, max(1.0, self._ttl_s / 4))
         self._metrics = metrics
         self._claims: dict[str, Claim] = {}
@@ -135,7 +137,14 @@ class Keys:
             default_effort, now_ms, now_ms + round(self._ttl_s * 1000),
         )  # fmt: skip
         claim = Claim(idempotency.store_key(tenant, generate.idempotency_key), record)
+        if self._asking >= self._claims_max:
+            raise Failure(
+                Reason.OVERLOADED,
+                f"{self._asking} calls wait for the store to look up their keys, the limit; try again shortly.",
+                metadata={"limitRequests": str(self._claims_max)},
+            )
         self._claims[record.request] = claim
+        self._asking += 1
         try:
             async with asyncio.timeout(min(CLAIM_S, timeout_s)):
                 found = await self._swap(claim, digest_with, free)
@@ -146,6 +155,8 @@ class Keys:
             if isinstance(error, Failure) and error.reason is Reason.STORE_UNAVAILABLE:
                 raise _unavailable(error.message.rstrip(".")) from None
             raise
+        finally:
+            self._asking -= 1
         if found.claim is None:
             self._settle(claim)
             del self._claims[record.request]

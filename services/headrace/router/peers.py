@@ -1,0 +1,245 @@
+"""Other Routers: asked for a request that runs there, and what is to be thought of them when they do not answer.
+
+    Router B ── RelayRequest ──> Router A: a follower there; B writes the same bytes to its own caller
+         A is silent: ask again, look for its service record; gone: IDEMPOTENCY_ORIGIN_LOST, and nothing is run again
+
+Each step has a bound, so a caller is never left without an answer: it gets the transcript, or the truth about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from headrace.api.registry.v1 import resources_pb2
+from headrace.api.router.v1 import router_service_pb2 as router_pb
+from headrace.api.router.v1.router_service_pb2_grpc import RouterServiceStub
+from headrace.control import idempotency
+from headrace.control.errors import Failure, Reason
+from headrace.control.idempotency import Answer, Ending, Record, Verdict
+from headrace.router.following import Writer
+from headrace.router.idempotency import Found, Keys
+from headrace.router.session_parts import SessionReader
+from headrace.rpc import status
+from headrace.rpc.calls import Context
+from headrace.rpc.channels import BOUNDED_WINDOW, CLIENT_OPTIONS
+
+REPLAY = "headrace-idempotent-replay"
+REQUEST = "headrace-request"
+RELAYED = "headrace-relayed"
+"""Initial metadata between Routers: what follows is the request's own story."""
+UNSTARTED = "neverStarted"
+
+ANSWER_S = 3.0
+"""How long another Router may take to say whether it has a request, seconds."""
+_LOOK_S = 2.0
+_PAUSE_S = 0.25
+
+
+class NotThere(Exception):
+    """The Router that should have the request does not."""
+
+    def __init__(self, *, unstarted: bool) -> None:
+        super().__init__()
+        self.unstarted = unstarted
+
+
+class Peers:
+    """Connections to other Routers, and what the store knows of them."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def stub(self, endpoint: str) -> RouterServiceStub:
+        """The RouterService at host:port."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(endpoint, options=[*CLIENT_OPTIONS, *BOUNDED_WINDOW])
+            self._channels[endpoint] = channel
+        return RouterServiceStub(channel)
+
+    async def registered(self, router: str) -> str | None:
+        """Incarnation in a Router's service record; "": there is none; None: the store does not answer."""
+        store = self._keys.store
+        if store is None:
+            return None
+        try:
+            item = await store.get(f"services/{router}", timeout_s=_LOOK_S)
+        except Failure:
+            return None
+        return resources_pb2.ServiceRecord.FromString(item.value).incarnation if item is not None else ""
+
+    async def gone(self, found: Found, written: int) -> Failure:
+        """What a caller is told of a request whose Router is gone, by the newest record of it."""
+        try:
+            latest = await self._keys.latest(found)
+        except Failure:
+            latest = None
+        return lost((latest or found).record, written)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels.values():
+            await channel.close(None)
+
+
+class Relaying:
+    """One call here that follows a request of another Router; `writer` is its end here."""
+
+    def __init__(self, peers: Peers, found: Found, tenant: str, writer: Writer, context: Context) -> None:
+        self.writer = writer
+        self._peers = peers
+        self._found = found
+        self._tenant = tenant
+        self._context = context
+        self._position = 0
+        self._is_begun = False
+        self._silent_since: float | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+
+    def acknowledge(self, reader: SessionReader, sequence: int) -> None:
+        """Nothing: what others read is not this caller's to pace."""
+
+    def cancel(self) -> None:
+        """The caller asks for the end."""
+        if self._cancelling is None:
+            self._cancelling = asyncio.create_task(self._cancel_there(), name="cancel-there")
+
+    async def _cancel_there(self) -> None:
+        call = self._call(self._found.record, cancel=True)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await call.initial_metadata()
+        except TimeoutError:
+            self.writer.break_off(_unreachable(self._found.record))
+        finally:
+            call.cancel()
+
+    def _call(self, record: Record, *, cancel: bool = False) -> Any:
+        return self._peers.stub(record.admin_endpoint).RelayRequest(
+            router_pb.RelayRequestRequest(
+                request=record.request,
+                tenant=self._tenant,
+                after_sequence=self._position,
+                incarnation=record.origin.incarnation,
+                cancel=cancel,
+            )
+        )
+
+    async def run(self) -> None:
+        """Write all events, however often the other Router has to be asked.
+
+        Raises:
+            Failure: how the request ended, unless well; or what is known of it.
+            NotThere: the other Router does not have it; nothing was written.
+        """
+        record = self._found.record
+        while (answer := await self._ask(record)) is not None:
+            now = time.monotonic()
+            self._silent_since = self._silent_since or now
+            registered = await self._peers.registered(record.origin.router)
+            verdict = idempotency.judge(record.origin, answer, registered, silent_s=now - self._silent_since)
+            if verdict is Verdict.LOST:
+                raise await self._peers.gone(self._found, self._position)
+            if verdict is Verdict.UNREACHABLE:
+                raise _unreachable(record)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _ask(self, record: Record) -> Answer | None:
+        """Follow it as far as it goes; None: to its end."""
+        call = self._call(record)
+        is_relayed = False
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                is_relayed = any(key == RELAYED for key, _ in await call.initial_metadata() or ())
+            if is_relayed:
+                self._silent_since = None
+                await self._begin()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                await self.writer.write(message.event)
+                self._position += 1
+            return None
+        except TimeoutError:
+            return Answer.SILENT
+        except grpc.aio.AioRpcError as error:
+            return self._understood(error, is_relayed=is_relayed)
+        finally:
+            call.cancel()
+
+    def _understood(self, error: grpc.aio.AioRpcError, *, is_relayed: bool) -> Answer:
+        failure = status.from_rpc_error(error)
+        if failure is None:
+            return Answer.SILENT
+        if is_relayed:
+            raise failure
+        if failure.reason is Reason.STALE_EPOCH:
+            return Answer.SUCCESSOR
+        if failure.reason is Reason.NOT_FOUND:
+            if self._is_begun:
+                raise forgotten(self._found.record)
+            raise NotThere(unstarted=failure.metadata.get(UNSTARTED) == "true")
+        raise failure
+
+    async def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await self._context.send_initial_metadata(replayed(self._found.record))
+
+
+def replayed(record: Record) -> tuple[tuple[str, str], ...]:
+    """Initial metadata of a call that follows another one's request."""
+    return ((REPLAY, "true"), (REQUEST, record.request))
+
+
+def lost(record: Record, written: int) -> Failure:
+    """The Router that ran it is gone; `written` events had reached this caller."""
+    known = f"it had ended with {record.ending.finish}" if record.ending else "what became of it cannot be told"
+    return Failure(
+        Reason.IDEMPOTENCY_ORIGIN_LOST,
+        f"The Router that ran the request with this key is gone: {known}, its transcript is lost, and it is not run"
+        " again.",
+        metadata={
+            "request": record.request,
+            "router": record.origin.router,
+            "eventsWritten": str(written),
+            **_ending(record.ending),
+        },
+    )
+
+
+def forgotten(record: Record) -> Failure:
+    """It ended, and its Router has forgotten it."""
+    return expired(record.request, record.ending.finish if record.ending else "", record.ending)
+
+
+def expired(name: str, finish: str, ending: Ending | None = None) -> Failure:
+    """It ended, and its transcript is gone."""
+    how = f" with {finish}" if finish else ""
+    return Failure(
+        Reason.EVENTS_EXPIRED,
+        f"The request with this key has ended{how}; its events are no longer kept, and it is not run again.",
+        metadata={"request": name, **({"finishReason": finish} if finish else {}), **_ending(ending)},
+    )
+
+
+def _unreachable(record: Record) -> Failure:
+    return Failure(
+        Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE,
+        f"{record.origin.router} has the request with this key and does not answer; try again.",
+        metadata={"request": record.request, "router": record.origin.router},
+    )
+
+
+def _ending(ending: Ending | None) -> dict[str, str]:
+    if ending is None:
+        return {}
+    told = {
+        "finishReason": ending.finish,
+        "outputTokens": str(ending.output_tokens),
+        "endTimeUnixMillis": str(ending.at_ms),
+    }
+    return told | ({"reason": ending.reason} if ending.reason else {})
