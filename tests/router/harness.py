@@ -30,8 +30,8 @@ from headrace.control.resources import (
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
 from headrace.router.admin import RouterService
-from headrace.router.main import client_server
 from headrace.router.explaining import Explainer
+from headrace.router.main import client_server
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import InferenceService
