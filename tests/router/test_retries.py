@@ -72,6 +72,9 @@ async def test_a_retry_pauses_is_counted_and_its_attempts_are_told_with_their_us
             (2, Record.CAUSE_RETRY, pb.FINISH_REASON_STOP, True, 2),
         ]
         assert {one.replica for one in events[-1].terminal.attempt_records} == {"replicas/r0", "replicas/r1"}
+        told = await h.stub.GetRequest(pb.GetRequestRequest(request=events[0].request))
+        assert list(told.attempt_records) == list(events[-1].terminal.attempt_records)
+        assert told.usage == events[-1].terminal.usage
         total = events[-1].terminal.usage
         assert (total.prompt_tokens, total.generated_tokens, total.sent_tokens) == (3, 7, 2)
         assert counted(h, "attempts_total", cause="first") == 1

@@ -96,6 +96,11 @@ class Session:
         """What it has used so far, over all attempts."""
         return telling.usage(self.machine, self._attempts.ends)
 
+    def attempt_records(self) -> list[pb.AttemptRecord]:
+        """What became of each attempt so far."""
+        ends = self._attempts.ends
+        return [telling.attempt_record(one, ends.get(one.token)) for one in self.machine.attempted]
+
     def start(self) -> None:
         """Dispatch the first attempt.
 

@@ -162,6 +162,7 @@ class Sessions:
             attached=session.reader is not None,
             finish_reason=telling.FINISH_NUMBER[record.finish] if record.finish else None,
             usage=session.usage(),
+            attempt_records=session.attempt_records(),
             timing=telling.timing(record, now),
         )
         if failure is not None:
