@@ -145,7 +145,7 @@ def test_a_drain_asks_for_no_pause_and_costs_no_attempt() -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "deadline", "queue", "drain", "gone"])
 def test_what_ends_a_request_in_its_pause_ends_it_at_once(how: str) -> None:
-    told = paused(AttemptEnd(LOST.finish, LOST.reason, is_retryable=True, push_back_s=500.0))
+    told = paused(AttemptEnd(LOST.finish, LOST.reason, is_retryable=True, push_back_s=16.9))
     machine = told.machine
     expected = {
         "cancel": Reason.CLIENT_CANCELLED, "deadline": Reason.DEADLINE_EXCEEDED, "queue": Reason.QUEUE_TIMEOUT,
@@ -164,6 +164,15 @@ def test_what_ends_a_request_in_its_pause_ends_it_at_once(how: str) -> None:
     assert told.read(4.0) is Step.OVER
     machine.close()
     assert told.ledger.references == 0
+
+
+@pytest.mark.parametrize("push_back_s", [17.0, 500.0])
+def test_where_the_time_to_try_again_comes_too_late_the_error_is_shown_at_once(push_back_s: float) -> None:
+    told = Told(retries=retries())
+    told.dispatch()
+    told.ended(AttemptEnd(LOST.finish, LOST.reason, is_retryable=True, push_back_s=push_back_s), 3.0)
+    assert told.read(3.0) is Step.OVER
+    assert told.machine.record.reason is LOST.reason
 
 
 def test_an_admitted_attempt_that_was_lost_does_not_run_into_the_execution_limit_while_it_pauses() -> None:

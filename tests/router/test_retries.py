@@ -186,7 +186,7 @@ async def test_what_ends_a_request_in_its_pause_ends_it_at_once(how: str) -> Non
         call = await h.interactive()
         first = await h.admitted()
         accepted = await call.read()
-        why = Failure(LOST.reason, LOST.message, retry_after_s=60.0)
+        why = Failure(LOST.reason, LOST.message, retry_after_s=6.0)
         await refuse(h, first, why, FAILED)
         (session,) = h.service.sessions
         await until(lambda: session.machine.retry_at is not None)

@@ -267,6 +267,8 @@ class RequestMachine(RequestAttempts):
             return goes_on or (end.is_retryable and self.record.may_retry(terms.attempts_max))
         if self.retry_at is None:
             later = self._retries.next_at(self.record, self.current.replica, end, terms.attempts_max, now)
+            if later is not None and later > now and self.budget.passed(later, admitted_at=self._began_at) is not None:
+                later = None  # its time comes too late
             self.retry_at = now if goes_on else later
             if self.retry_at is not None and not end.is_free and not self._retries.budget.allows(now):
                 self._retries.budget.refused += 1

@@ -34,10 +34,14 @@ class Retrying:
         """Requests with a hedge, by what became of it: "won" or "lost"."""
         self._waits: dict[str, tuple[float, float]] = {}
         """By replica: seconds that a request would wait for its slot, and when that was told."""
+        self._pruned_at = 0.0
 
     def on_load(self, endpoint: str, report: pb.LoadReport) -> None:
         """A Scheduler tells how busy its workers are, and how attempts go."""
         now = time.monotonic()
+        if now - self._pruned_at > WINDOW_S:
+            self._waits = {replica: told for replica, told in self._waits.items() if now - told[1] <= WINDOW_S}
+            self._pruned_at = now
         self.budget.report(endpoint, Report(report.successes, report.extra_attempts, report.routers, now))
         for load in report.replicas:
             if load.HasField("queue_wait"):
@@ -51,11 +55,6 @@ class Retrying:
         has_time = has_time_for(remaining_s, wait_s if now - told_at <= WINDOW_S else None)
         self.given_up["time"] += not has_time
         return has_time
-
-    def forget(self, replicas: frozenset[str]) -> None:
-        """Only these replicas are left."""
-        for gone in self._waits.keys() - replicas:
-            del self._waits[gone]
 
     def finished(self, machine: RequestMachine, now: float) -> None:
         """A request is over."""
