@@ -28,6 +28,7 @@ from headrace.router.session import Session
 from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
 from headrace.router.tenant_metrics import TenantMetrics
+from headrace.router.usage import UsageReport
 from headrace.rpc.server import Context
 
 START_S = 10.0
@@ -56,6 +57,7 @@ class InferenceService:
         self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
+        self._usage = UsageReport(metrics.registry, logs=settings.usage_log)
         tenant_metrics = TenantMetrics(metrics.registry, settings.tenant_labels_max)
         self.quotas = TenantQuotas(routes, tenant_metrics, lambda: self.admission.routers)
         self.sessions.quotas = self.quotas
@@ -165,6 +167,7 @@ class InferenceService:
 
     def _on_over(self, session: Session) -> None:
         self._metrics.finished(session)
+        self._usage.finished(session)
         self.sharing.keys.on_over(session)
 
     def _refuse_more(self) -> None:

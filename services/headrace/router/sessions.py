@@ -165,6 +165,7 @@ class Sessions:
             attempt_records=session.attempt_records(),
             timing=telling.timing(record, now),
         )
+        telling.fixed(told, session.plan)
         if failure is not None:
             told.error.CopyFrom(status.to_proto(failure))
         told.receive_time.FromMilliseconds(round(session.received_at * 1000))

@@ -117,10 +117,7 @@ def accepted(event: pb.GenerateEvent, plan: Plan, machine: RequestMachine, admit
     told.revision = plan.revision.name
     told.replica = machine.current.replica
     told.attempt = machine.current.number
-    told.requested_effort = _effort_number(plan.efforts.requested)
-    told.default_effort = _effort_number(plan.efforts.default)
-    told.effective_effort = _effort_number(plan.efforts.effective)
-    told.effective_priority = plan.generate.priority
+    fixed(told, plan)
     told.snapshot_version = plan.snapshot.version
     told.prompt_tokens = admitted.prompt_tokens
     told.cached_prompt_tokens = admitted.cached_prompt_tokens
@@ -129,6 +126,14 @@ def accepted(event: pb.GenerateEvent, plan: Plan, machine: RequestMachine, admit
         told.retention.events_max = plan.retention.events_max
         told.retention.bytes_max = plan.retention.bytes_max
         told.retention.window.CopyFrom(_duration(plan.retention.window_s))
+
+
+def fixed(told: pb.Accepted | pb.Request, plan: Plan) -> None:
+    """Fill in the efforts, which never stand for one another, and the priority."""
+    told.requested_effort = _effort_number(plan.efforts.requested)
+    told.default_effort = _effort_number(plan.efforts.default)
+    told.effective_effort = _effort_number(plan.efforts.effective)
+    told.effective_priority = plan.generate.priority
 
 
 def retried(event: pb.GenerateEvent, attempt: int) -> None:

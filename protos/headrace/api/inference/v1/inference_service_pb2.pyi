@@ -221,7 +221,7 @@ class CancelRequestRequest(_message.Message):
     def __init__(self, request: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("name", "state", "version", "revision", "replica", "attempts", "last_sequence", "attached", "finish_reason", "error", "usage", "timing", "receive_time", "attempt_records")
+    __slots__ = ("name", "state", "version", "revision", "replica", "attempts", "last_sequence", "attached", "finish_reason", "error", "usage", "timing", "receive_time", "attempt_records", "requested_effort", "default_effort", "effective_effort", "effective_priority")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Request.State]
@@ -250,6 +250,10 @@ class Request(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     RECEIVE_TIME_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: Request.State
     version: int
@@ -264,7 +268,11 @@ class Request(_message.Message):
     timing: Timing
     receive_time: _timestamp_pb2.Timestamp
     attempt_records: _containers.RepeatedCompositeFieldContainer[AttemptRecord]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[Request.State, str]] = ..., version: _Optional[int] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempts: _Optional[int] = ..., last_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt_records: _Optional[_Iterable[_Union[AttemptRecord, _Mapping]]] = ...) -> None: ...
+    requested_effort: ReasoningEffort
+    default_effort: ReasoningEffort
+    effective_effort: ReasoningEffort
+    effective_priority: Priority
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[Request.State, str]] = ..., version: _Optional[int] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., attempts: _Optional[int] = ..., last_sequence: _Optional[int] = ..., attached: _Optional[bool] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., receive_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt_records: _Optional[_Iterable[_Union[AttemptRecord, _Mapping]]] = ..., requested_effort: _Optional[_Union[ReasoningEffort, str]] = ..., default_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_effort: _Optional[_Union[ReasoningEffort, str]] = ..., effective_priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("sequence", "request", "accepted", "delta", "notice", "terminal")
