@@ -101,6 +101,7 @@ def test_a_wait_ends_at_its_limit_without_the_engine(limits, reason):
     assert not bench.ended
     bench.advance(0.1)
     assert {token: failure.reason for token, failure in bench.ended.items()} == {2: reason}
+    assert bench.ended[2].metadata == {"stage": "queue", "waitedMs": "3000"}
     assert bench.ledger.next_due() > 1e9
     assert bench.ledger.overdue(99.0, 2.0)[0].token == 1  # what the engine has, it is told of
 

@@ -266,9 +266,9 @@ class AttemptLedger(AttemptBooks):
         if book.draining:
             raise Failure(Reason.DRAINING, "The replica is draining; choose another one.")
         if wanted.remaining_s is not None and wanted.remaining_s <= 0:
-            raise _too_late(Reason.DEADLINE_EXCEEDED)
+            raise _too_late(Reason.DEADLINE_EXCEEDED, 0.0)
         if wanted.queue_s is not None and wanted.queue_s <= 0:
-            raise _too_late(Reason.QUEUE_TIMEOUT)
+            raise _too_late(Reason.QUEUE_TIMEOUT, 0.0)
         return book
 
     def _make(self, wanted: Dispatched, book: WorkerBook, now: float, payload: object) -> Attempt:
@@ -334,13 +334,13 @@ class AttemptLedger(AttemptBooks):
     def _check_time(self, attempt: Attempt, queue: WorkerQueue, now: float) -> None:
         limit = attempt.budget.passed(now)
         if limit is not None:
-            raise _too_late(limit)
+            raise _too_late(limit, now - attempt.received_at)
         queue.check_deadline(attempt, queue.foresee(attempt, now), now, is_next=True)
 
     def _expire(self, attempt: Attempt, now: float) -> None:
         limit = attempt.budget.passed(now)
         if limit is not None:
-            self._end_here(attempt, _too_late(limit))
+            self._end_here(attempt, _too_late(limit, now - attempt.received_at))
 
     def _of_session(self, token: int, session: int) -> Attempt | None:
         """The attempt that a Router speaks of, if it lives and is this session's; counted as late otherwise."""
@@ -362,9 +362,9 @@ class AttemptLedger(AttemptBooks):
         return True
 
 
-def _too_late(limit: Reason) -> Failure:
+def _too_late(limit: Reason, waited_s: float) -> Failure:
     sentence = {
         Reason.DEADLINE_EXCEEDED: "The deadline passed before the attempt started.",
         Reason.QUEUE_TIMEOUT: "It waited too long for a slot.",
     }[limit]
-    return Failure(limit, sentence, metadata={"stage": "queue"})
+    return Failure(limit, sentence, metadata={"stage": "queue", "waitedMs": str(round(waited_s * 1000))})
