@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.attempt_book import WorkerBook
+from headrace.control.attempt_log import AttemptCause
 from headrace.control.attempts import AttemptLedger
 from headrace.control.resources import Alias, AliasTarget, Replica, ReplicaState
 from headrace.control.snapshot import RoutingSnapshot
@@ -115,8 +117,7 @@ class World:
         self.engines[replica] = engine
         self.relay.open_engine(book, engine)  # type: ignore[arg-type]
 
-    def kill_worker(self) -> None:
-        number = self.rng.randrange(WORKERS)
+    def kill_worker(self, number: int) -> None:
         replica = f"replicas/r{number}"
         self.engines[replica].is_dead = True
         self.relay.close_engine(replica, drained=False)
@@ -232,7 +233,7 @@ async def test_after_a_storm_router_scheduler_and_engines_have_the_same_attempts
             calls.append(asyncio.create_task(_one(stub, rng.choice([0, 1, 3, 99, 99, 99]), ends)))
             await asyncio.sleep(3 * STEP_S)
             if number % 30 == 29:
-                world.kill_worker()
+                world.kill_worker(rng.randrange(WORKERS))
             if number in (20, 60):
                 world.break_sessions()
             if number % 20 == 19:
@@ -262,3 +263,27 @@ async def test_after_a_storm_router_scheduler_and_engines_have_the_same_attempts
         assert link.inventory.lost > 0
         assert link.inventory.unknown > 0
         assert ends["FINISH_REASON_STOP"] > REQUESTS / 5, ends
+
+
+async def test_a_scheduler_counts_successes_and_extra_attempts_for_the_budget_of_all_routers() -> None:
+    async with storm(3) as (world, _routes, service, stub):
+        retrying, ends = service.sessions.retrying, Counter[str]()
+        retrying.hedge_after_s = 0.0
+        await asyncio.gather(*(_one(stub, 99, ends) for _ in range(20)))
+        assert ends == {"FINISH_REASON_STOP": 20}
+        lost = [asyncio.create_task(_one(stub, 99, ends)) for _ in range(12)]
+        await until(lambda: len(world.there) == 12)
+        for number in range(WORKERS):
+            world.kill_worker(number)
+        await asyncio.gather(*lost)
+        made = retrying.attempts[AttemptCause.RETRY]
+        assert made > 0
+
+        def reported() -> tuple[int, ...]:
+            world.relay.ask_loads()
+            return tuple((one.successes, one.extra_attempts, one.routers) for one in retrying.budget._reports.values())
+
+        first = sum(1 for one in ends.elements() if one == "FINISH_REASON_STOP") - made
+        await until(lambda: reported() == ((first, made, 1),), "what the Scheduler tells")
+        left = pytest.approx(10_000 + 0.1 * first - made)
+        await until(lambda: bool(reported()) and retrying.budget.balance(time.monotonic()) == left, "none counts twice")
