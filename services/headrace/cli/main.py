@@ -22,6 +22,7 @@ _COMMANDS = {
     "alias": "headrace.cli.alias:alias",
     "tenant": "headrace.cli.tenant:tenant",
     "revoke": "headrace.cli.revoke:revoke",
+    "route": "headrace.cli.route:route",
     "snapshot": "headrace.cli.snapshot:snapshot",
     "audit": "headrace.cli.audit:audit",
     "router": "headrace.cli.serve:router",
