@@ -78,6 +78,17 @@ def test_what_was_cut_short_says_nothing_of_lengths():
     assert (expected.output_tokens, expected.is_measured) == (100, False)
 
 
+def test_the_tokens_that_bytes_make_are_learnt_and_not_forgotten():
+    times = ServiceTimes()
+    for _ in range(SAMPLES_MIN - 1):
+        times.counted(SHORT, 10, 40, 0.0)
+    assert times.prompt_tokens(SHORT, 10) == 10
+    times.counted(SHORT, 10, 40, 0.0)
+    assert times.prompt_tokens(SHORT, 10) == 40
+    assert times.prompt_tokens(LONG, 100) == 400  # of its revision
+    assert times.prompt_tokens(load_class("models/other/revisions/0123456789ab", "", 10, 10), 10) == 10
+
+
 def test_prefill_is_told_in_tokens_a_second():
     assert fed().prefill_tokens_per_s(REVISION, 1.0) == 500
     assert ServiceTimes().prefill_tokens_per_s(REVISION, 1.0) == 0

@@ -155,7 +155,7 @@ def test_the_load_tells_what_waits_and_for_how_long():
     bench.begin(1, 2)
     bench.book.admits_from = Priority.BATCH
     load = bench.ledger.load("replicas/a", bench.now)
-    assert (load.active, load.waiting, load.waiting_tokens) == (2, 2, 46)
+    assert (load.active, load.waiting, load.waiting_tokens) == (2, 2, 50)
     assert load.queue_wait_s == pytest.approx((2.0 + 2.0 + 2.0) / 2)
     assert (load.concurrency_limit, load.admits_from, load.prefill_tokens_per_s) == (2, Priority.BATCH, 20)
     assert Bench().ledger.load("replicas/a").queue_wait_s == 0.0

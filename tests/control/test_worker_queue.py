@@ -50,6 +50,25 @@ def test_kv_is_promised_once_by_estimate_and_then_by_what_the_engine_counted():
     assert bench.handed == [1, 2, 3]
 
 
+def test_what_the_engine_counts_makes_the_next_estimates_better_but_ids_are_known():
+    bench = Bench(slots=16)
+    for token in range(1, 9):
+        bench.dispatch(token, prompt_estimate=10)
+        bench.begin(token, prompt=40)
+        bench.finish(token)
+    bench.dispatch(20, prompt_estimate=10)
+    assert (bench.ledger.attempts[20].prompt_tokens, bench.book.staged_cells) == (40, 60)
+    bench.begin(20, prompt=40)
+    bench.dispatch(21, prompt_estimate=10, is_prompt_exact=True)
+    assert (bench.ledger.attempts[21].prompt_tokens, bench.book.staged_cells) == (10, 30)
+    for token in range(30, 60):  # nor do they teach anything
+        bench.dispatch(token, prompt_estimate=10, is_prompt_exact=True)
+        bench.begin(token, prompt=10)
+        bench.finish(token)
+    bench.dispatch(70, prompt_estimate=10)
+    assert bench.ledger.attempts[70].prompt_tokens == 40
+
+
 def test_kv_may_be_over_committed():
     bench = Bench(slots=8, short_share=0.0, over_commit=2.0)
     bench.book.kv_cells = 100

@@ -62,6 +62,8 @@ class Attempt:
     load_class: LoadClass = NO_CLASS
     prompt_tokens: int = 0
     """Tokens of its prompt: as estimated, until the engine has counted them."""
+    prompt_guess: int = 0
+    """Tokens that the bytes of its prompt told; 0: they were known."""
     is_extra: bool = False
     """Whether it is a retry, a hedge or a continuation."""
     handed_at: float | None = None
@@ -132,6 +134,8 @@ class Dispatched:
     """Reasoning effort in force."""
     prompt_estimate: int = 0
     """Tokens of the prompt; 0: as its bytes tell."""
+    is_prompt_exact: bool = False
+    """Whether they are known, since ids were sent."""
     is_extra: bool = False
     """Whether it is a retry, a hedge or a continuation."""
 

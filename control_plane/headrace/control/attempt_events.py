@@ -51,6 +51,8 @@ class AttemptBooks:
             return None
         book = self.workers[attempt.replica]
         self._leave_stage(attempt, book)
+        if attempt.prompt_guess:
+            self.times.counted(attempt.load_class, attempt.prompt_guess, prompt_tokens, now)
         attempt.admitted_at = now
         attempt.prompt_tokens = prompt_tokens
         # What the engine reserves: prompt and output, never more than the context holds.

@@ -272,6 +272,8 @@ class AttemptLedger(AttemptBooks):
         return book
 
     def _make(self, wanted: Dispatched, book: WorkerBook, now: float, payload: object) -> Attempt:
+        kind, guess = wanted.load_class, wanted.prompt_tokens
+        prompt_tokens = guess if wanted.is_prompt_exact else self.times.prompt_tokens(kind, guess)
         return Attempt(
             token=wanted.token,
             session=wanted.session,
@@ -289,10 +291,11 @@ class AttemptLedger(AttemptBooks):
             credit_limit=wanted.credit_limit,
             tenant=wanted.tenant,
             priority=wanted.priority,
-            load_class=wanted.load_class,
-            prompt_tokens=wanted.prompt_tokens,
+            load_class=kind,
+            prompt_tokens=prompt_tokens,
+            prompt_guess=0 if wanted.is_prompt_exact else guess,
             is_extra=wanted.is_extra,
-            kv_cells=estimate_cells(wanted, book),
+            kv_cells=estimate_cells(prompt_tokens, wanted.max_tokens, book),
             payload=payload,
         )
 

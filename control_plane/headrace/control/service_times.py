@@ -94,6 +94,8 @@ class _Times:
     token_s: Average = field(default_factory=Average)
     output_tokens: Average = field(default_factory=Average)
     hold_s: Average = field(default_factory=Average)
+    prompt_ratio: Average = field(default_factory=Average)
+    """Tokens of a prompt that the engine counted, for one that its bytes told."""
 
     def add(self, served: Served, now: float) -> None:
         if served.prefill_s is not None:
@@ -119,16 +121,21 @@ class ServiceTimes:
 
     def add(self, kind: LoadClass, served: Served, now: float) -> None:
         """An attempt has ended."""
-        times = self._classes.setdefault(kind, _Times())
-        self._classes.move_to_end(kind)
-        if len(self._classes) > CLASSES_MAX:
-            self._classes.popitem(last=False)
-        whole = self._revisions.setdefault(kind.revision, _Times())
-        self._revisions.move_to_end(kind.revision)
-        if len(self._revisions) > CLASSES_MAX:
-            self._revisions.popitem(last=False)
-        times.add(served, now)
-        whole.add(served, now)
+        for times in self._of(kind):
+            times.add(served, now)
+
+    def counted(self, kind: LoadClass, guess: int, tokens: int, now: float) -> None:
+        """The engine has counted the tokens of a prompt whose bytes told `guess`."""
+        for times in self._of(kind):
+            times.prompt_ratio.add(tokens / max(1, guess), now)
+
+    def prompt_tokens(self, kind: LoadClass, guess: int) -> int:
+        """Tokens of a prompt whose bytes tell `guess`: scripts and templates differ, and that does not grow old."""
+        for times in (self._classes.get(kind, _EMPTY), self._revisions.get(kind.revision, _EMPTY)):
+            ratio = times.prompt_ratio.value(times.prompt_ratio.at)
+            if ratio is not None:
+                return max(1, math.ceil(guess * ratio - 1e-6))
+        return guess
 
     def estimate(self, kind: LoadClass, *, prompt_tokens: int, max_tokens: int, now: float) -> Expected:
         """What a request of that class, of that size, may take."""
@@ -153,6 +160,18 @@ class ServiceTimes:
             hold_s=PRIOR_HOLD_S if hold_s is None else hold_s,
             is_measured=hold_s is not None,
         )
+
+    def _of(self, kind: LoadClass) -> tuple[_Times, _Times]:
+        """What is kept of a class and of its revision, made where there is nothing yet."""
+        times = self._classes.setdefault(kind, _Times())
+        self._classes.move_to_end(kind)
+        if len(self._classes) > CLASSES_MAX:
+            self._classes.popitem(last=False)
+        whole = self._revisions.setdefault(kind.revision, _Times())
+        self._revisions.move_to_end(kind.revision)
+        if len(self._revisions) > CLASSES_MAX:
+            self._revisions.popitem(last=False)
+        return times, whole
 
     def hold_s(self, revision: str, now: float) -> float | None:
         """How long a request of middling size has its slot; None: not known."""

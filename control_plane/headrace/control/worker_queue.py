@@ -316,9 +316,9 @@ class WorkerQueue:
         )
 
 
-def estimate_cells(wanted: Dispatched, book: WorkerBook) -> int:
+def estimate_cells(prompt_tokens: int, max_tokens: int, book: WorkerBook) -> int:
     """KV cells that an attempt will reserve, until the engine has counted: never more than the context holds."""
-    return min(wanted.prompt_tokens + wanted.max_tokens, book.context_tokens or 1 << 31)
+    return min(prompt_tokens + max_tokens, book.context_tokens or 1 << 31)
 
 
 def _ms(seconds: float) -> str:

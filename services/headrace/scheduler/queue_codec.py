@@ -44,6 +44,7 @@ def with_load(known: Dispatched, message: pb.Dispatch) -> Dispatched:
         priority=priority,
         effort=_EFFORTS.get(message.effective_effort, ""),
         prompt_estimate=_prompt_tokens(message),
+        is_prompt_exact=message.generate.WhichOneof("input") == "tokens",
         is_extra=message.cause in _EXTRA,
     )
 
