@@ -45,6 +45,7 @@ class Hand:
     prefill_chunk: int = 64
     preempt_after_ns: int = 200_000_000
     run_ahead: int = 0
+    over_commit: float = 1.0
     now_ns: int = 1_000_000_000
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class Hand:
             prefill_chunk=self.prefill_chunk,
             preempt_after_ns=self.preempt_after_ns,
             run_ahead_tokens=self.run_ahead,
+            kv_over_commit=self.over_commit,
             clock=lambda: self.now_ns,
         )
         self.sink = ListSink()

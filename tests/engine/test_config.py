@@ -30,6 +30,9 @@ def test_a_configuration_is_read(tmp_path):
         ({"prefill_tokens_per_s": float("nan")}, "prefill_tokens_per_s"),
         ({"chat_template": 5}, "chat_template"),
         ({"revision": 5}, "revision"),
+        ({"kv_over_commit": 0.9}, "kv_over_commit"),
+        ({"kv_over_commit": 9}, "kv_over_commit"),
+        ({"kv_over_commit": "2"}, "kv_over_commit"),
         ({"surprise": 1}, "surprise"),
     ],
 )

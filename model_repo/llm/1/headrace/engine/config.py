@@ -14,6 +14,7 @@ ENVIRONMENT_VARIABLE = "HEADRACE_ENGINE_CONFIG"
 # llama.cpp's own limit on sequence ids in one context (LLAMA_MAX_SEQ); half of them may be retained prefixes.
 _SLOTS_MAX_LLAMACPP = 128
 _SLOTS_MAX = 4096
+_OVER_COMMIT_MAX = 8
 
 
 class ConfigError(ValueError):
@@ -25,7 +26,8 @@ class EngineConfig:
     """What the engine was told. Rates are tokens per second of one sequence, 0 is as fast as it can.
 
     `threads` 0 lets the engine choose. `kv_cells` 0 means `slots` full contexts. `run_ahead_tokens` 0: a sequence
-    without credit pauses; above, it runs on for so many tokens.
+    without credit pauses; above, it runs on for so many tokens. `kv_over_commit` above 1: a sequence reserves that part
+    of the KV cells that it may need, and the newest are preempted when they run short.
     """
 
     engine: str
@@ -44,6 +46,7 @@ class EngineConfig:
     chat_template: str | None = None
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    kv_over_commit: float = 1.0
 
     def __post_init__(self) -> None:
         if self.engine not in ("llamacpp", "synthetic"):
@@ -66,6 +69,9 @@ class EngineConfig:
         self._integer("run_ahead_tokens", 0, 2**24)
         self._rate("prefill_tokens_per_s")
         self._rate("decode_tokens_per_s")
+        self._rate("kv_over_commit", "of times")
+        if not 1 <= self.kv_over_commit <= _OVER_COMMIT_MAX:
+            raise ConfigError(f"kv_over_commit must be between 1 and {_OVER_COMMIT_MAX}, not {self.kv_over_commit!r}.")
         if self.kv_cells == 0:
             object.__setattr__(self, "kv_cells", self.slots * self.context_tokens)
         if self.kv_cells < self.context_tokens:
@@ -79,12 +85,12 @@ class EngineConfig:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(f"{name} must be an integer between {low} and {high}, not {value!r}.")
 
-    def _rate(self, name: str) -> None:
+    def _rate(self, name: str, unit: str = "of tokens per second") -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} must be a number of tokens per second, not {value!r}.")
+            raise ConfigError(f"{name} must be a number {unit}, not {value!r}.")
         if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{name} must be 0 or a positive number of tokens per second, not {value!r}.")
+            raise ConfigError(f"{name} must be 0 or a positive number {unit}, not {value!r}.")
 
 
 def parse_config(document: object) -> EngineConfig:

@@ -60,6 +60,7 @@ class Engine:
             prefill_chunk=config.prefill_chunk,
             preempt_after_ns=config.preempt_after_ms * 1_000_000,
             run_ahead_tokens=config.run_ahead_tokens,
+            kv_over_commit=config.kv_over_commit,
             clock=time.monotonic_ns,
         )
         self._published = Published(time.monotonic_ns(), self._loop.stats(), None)

@@ -1,7 +1,7 @@
 """Decides who gets a slot and KV cells, and what has to be forgotten for it.
 
-Sans-io. A *lane* is one sequence id of the backend. It is free, active (reserved for prompt + max_tokens), or
-retained (a finished sequence kept as prefix cache).
+Sans-io. A *lane* is one sequence id of the backend. It is free, active (reserved for prompt + max_tokens, or for less
+where cells are over-committed, and then extended), or retained (a finished sequence kept as prefix cache).
 
     free --reserve--> active --retain--> retained --evict--> free
                         |                   |
@@ -85,6 +85,20 @@ class Ledger:
         self._active[lane] = cells
         self.reserved_cells += cells
         return Reservation(lane, tuple(evicted), adopted)
+
+    def extend(self, lane: int, cells: int) -> tuple[int, ...] | None:
+        """Reserves `cells` in all for an active lane; the lanes evicted for it, or None while they cannot be had."""
+        more = cells - self._active[lane]
+        if self.reserved_cells + more > self.cells:
+            return None
+        evicted = []
+        while self.reserved_cells + self.retained_cells + more > self.cells:
+            oldest = next(iter(self._retained))
+            self.evict(oldest)
+            evicted.append(oldest)
+        self._active[lane] = cells
+        self.reserved_cells += more
+        return tuple(evicted)
 
     def release(self, lane: int) -> None:
         """Gives an active lane and its cells back. Raises `LedgerError` when it is not active: exactly once."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.engine.admission import AdmissionQueue
 from headrace.engine.backend import Backend
+from headrace.engine.booking import book_step
 from headrace.engine.events import admitted, finished, hello, preempted, refused, resumed, sequences
 from headrace.engine.lanes import Lanes
 from headrace.engine.limits import LimitWatch, passed, refusal
@@ -46,6 +47,7 @@ class EngineLoop:
         prefill_chunk: int,
         preempt_after_ns: int,
         run_ahead_tokens: int,
+        kv_over_commit: float = 1.0,
         clock: Callable[[], int],
     ) -> None:
         self._identity = identity
@@ -55,7 +57,7 @@ class EngineLoop:
         self._preempt_after_ns = preempt_after_ns
         self._run_ahead_tokens = run_ahead_tokens
         self._clock = clock
-        self._lanes = Lanes(backend, slots=slots, cells=kv_cells, lanes=lanes)
+        self._lanes = Lanes(backend, slots=slots, cells=kv_cells, lanes=lanes, over_commit=kv_over_commit)
         self._sequences: dict[int, Sequence] = {}
         self._queue = AdmissionQueue()
         self._limits = LimitWatch()
@@ -82,7 +84,11 @@ class EngineLoop:
         self._admit(now)
         if self._streams.has_events:
             self._flush(0)  # whoever cancelled, or waits for a beginning, does not wait for a step of others as well
-        self._flush(0 if self._streams.is_congested else self._stepper.step(self._prefill_chunk))
+        if self._streams.is_congested:
+            self._flush(0)
+        else:
+            book_step(self._running, self._lanes, self._give_way)
+            self._flush(self._stepper.step(self._prefill_chunk))
 
     def wait_s(self) -> float:
         """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
@@ -173,7 +179,7 @@ class EngineLoop:
         """Into the queue, and out of it if there is room; those without a slot are bounded, whatever they wait for."""
         sequence = Sequence.of(request, owner, self._accepted, self._run_ahead_tokens)
         self._accepted += 1
-        if _is_complete(sequence):
+        if sequence.is_known_whole:
             self._conclude_known(sequence, now)
             return
         is_full = self._slotless > self._max_waiting
@@ -314,6 +320,12 @@ class EngineLoop:
         self._queue.reopen()
         sequence.owner.tell(preempted(sequence))
 
+    def _give_way(self, sequence: Sequence) -> None:
+        """Its cells are needed by one that was accepted earlier."""
+        self._preempt(sequence)
+        if sequence.can_go_on:
+            self._requeue(sequence)
+
     def _pause(self, sequence: Sequence, now: int) -> None:
         self._running.pause(sequence, now)
         self._queue.hear_of_relief(now + self._preempt_after_ns)
@@ -355,7 +367,7 @@ class EngineLoop:
             self._queue.reopen()
         self._preempted.discard(sequence.id)
         if not sequence.joiner.is_empty:
-            hand_out(sequence, sequence.fresh(sequence.joiner.flush()))
+            hand_out(sequence, sequence.rest(reason))
         sequence.freed_ns = sequence.freed_ns or self._clock()
         is_complete = reason in ("stop", "length")
         if sequence.ahead is not None and not is_complete:
@@ -385,8 +397,3 @@ class EngineLoop:
 
     def _is_busy(self, owner: Owner) -> bool:
         return any(sequence.owner is owner for sequence in self._sequences.values())
-
-
-def _is_complete(sequence: Sequence) -> bool:
-    known = sequence.request.known
-    return known is not None and (known.stop is not None or len(known.tokens) >= sequence.max_tokens)

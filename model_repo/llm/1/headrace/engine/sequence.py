@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.backend import Prefill
 from headrace.engine.continuation import Delivered, Known
-from headrace.engine.request import Sampling
+from headrace.engine.request import DRAINED, Sampling
 from headrace.engine.run_ahead import RunAhead
 from headrace.engine.text import Release, TextJoiner
 
@@ -74,6 +74,7 @@ class Sequence:
 
     `prefix` is what has to be prefilled, the prompt and after a preemption the answer so far, too; `position` counts
     its tokens in the KV, `base` is how much of the answer it holds. `order` is the place in the order of acceptance.
+    `booked` is how many cells are reserved for it at present.
     `ids` and `generated` count from the first token of the answer, those of a lost engine included.
     """
 
@@ -88,6 +89,7 @@ class Sequence:
     ahead: RunAhead | None = None
     phase: Phase = Phase.WAITING
     lane: int = -1
+    booked: int = 0
     prefix: list[int] = field(default_factory=list)
     position: int = 0
     base: int = 0
@@ -137,6 +139,17 @@ class Sequence:
         """What of a release was not told by the engine that was lost."""
         return self.delivered.strip(release) if self.delivered else release
 
+    def rest(self, reason: str) -> Release:
+        """What was held back and goes out at the end, for `reason`.
+
+        Of one that is drained nothing does: where another engine goes on with it, half a character would be spoilt, and
+        a stop string that begins there would have been told in part.
+        """
+        if reason != DRAINED:
+            return self.fresh(self.joiner.flush())
+        self.withheld += self.joiner.held - self.delivered.ids
+        return Release()
+
     def enter(self, lane: int, prefix: list[int], cached: int) -> None:
         """It has a lane, whose KV holds the first `cached` tokens of `prefix`."""
         self.lane, self.prefix, self.position, self.base = lane, prefix, cached, self.generated
@@ -157,6 +170,12 @@ class Sequence:
         return len(self.request.known.tokens) if self.request.known is not None else 0
 
     @property
+    def is_known_whole(self) -> bool:
+        """Whether a lost engine generated the whole answer."""
+        known = self.request.known
+        return known is not None and (known.stop is not None or len(known.tokens) >= self.max_tokens)
+
+    @property
     def has_lane(self) -> bool:
         """Whether it holds a slot and cells."""
         return self.phase in LANE_PHASES
@@ -172,6 +191,11 @@ class Sequence:
         return self.ahead is not None and self.ahead.may_resubmit(self.generated, self.limit)
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether it has credit for its next token, or enough of it to be submitted again."""
+        return self.may_resubmit if self.ahead is not None else self.generated < self.limit
+
+    @property
     def prefill_end(self) -> int:
         """How much of `prefix` is to be prefilled: without credit all but the last token, whose step draws the next."""
         may_draw = self.generated < self.limit or self.ahead is not None
@@ -179,7 +203,7 @@ class Sequence:
 
     @property
     def cells(self) -> int:
-        """KV cells that it reserves."""
+        """KV cells that it may need."""
         return len(self.request.prompt) + self.max_tokens
 
     @property
