@@ -263,3 +263,26 @@ def test_text_that_cannot_have_been_delivered_is_refused(ids: list[int], text_by
     with pytest.raises(RefusalError, match=words) as refused:
         go_on("x", ids, text_bytes)
     assert refused.value.field == "continuation.text_bytes"
+
+
+@pytest.mark.parametrize(
+    "case", ["a stop string that nearly comes", "several bytes a character", "half a character at the end"]
+)
+@pytest.mark.parametrize("run_ahead", [0, 4], ids=["pauses", "runs ahead"])
+def test_what_a_drain_cuts_off_is_continued_as_if_nothing_had_been_held_back(case: str, run_ahead: int) -> None:
+    prompt, changes = CASES[case]
+    whole = run(prompt, **changes)
+    for steps in range(1, whole.finished["usage"]["generated"]):
+        hand = Hand(run_ahead=run_ahead)
+        hand.submit(prepared(hand.backend, 1, prompt, **changes))
+        while hand.loop.stats()["generated_tokens"] < steps:
+            hand.turn()
+        if not hand.events("finished"):
+            hand.cancel(1, reason="drained")
+            assert hand.finished(1)["reason"] == "cancelled"
+        ids, text = hand.output(1)
+        assert whole.text.startswith(text.encode()), "no beginning of a stop string, and no half character"
+        assert hand.finished(1)["usage"]["emitted"] == len(ids)
+        if ids:
+            after = go_on(prompt, ids, len(text.encode()), **changes)
+            assert (ids + after.ids, text.encode() + after.text) == (whole.ids, whole.text)

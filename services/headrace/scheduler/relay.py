@@ -38,6 +38,8 @@ CANCEL_CONFIRM_S = 10.0
 silence that counts as death (3 s) is the end of it anyway; so this is three times what a living engine can need."""
 RECENT_S = 10.0
 """Over which load reports count what ended well and what was tried again."""
+_CANCEL: Mapping[Cause, str] = {Cause.DEADLINE_EXCEEDED: "deadline", Cause.DRAINED: "drained"}
+"""The engine's reason of a cancel for a cause, where it is not "cancelled"."""
 
 
 class Relay:
@@ -329,7 +331,7 @@ class Relay:
     def _cancel(self, replica: str, tokens: Sequence[int], cause: Cause) -> None:
         engine = self._engines.get(replica)
         if engine is not None and tokens:
-            engine.cancel(tokens, "deadline" if cause is Cause.DEADLINE_EXCEEDED else "cancelled")
+            engine.cancel(tokens, _CANCEL.get(cause, "cancelled"))
 
     # Load and time
 

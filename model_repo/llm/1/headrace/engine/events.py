@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.engine.contract import CONTRACT
-from headrace.engine.request import RefusalError
+from headrace.engine.request import DRAINED, RefusalError
 from headrace.engine.sequence import Sequence
 
 
@@ -61,7 +61,7 @@ def finished(
     return {
         "type": "finished",
         "seq": sequence.id,
-        "reason": reason,
+        "reason": "cancelled" if reason == DRAINED else reason,
         "stop": stop,
         "usage": {
             "prompt": len(sequence.request.prompt),

@@ -19,6 +19,8 @@ DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
 ENGINE_FAILED = "ENGINE_FAILED"
 
+DRAINED = "drained"
+"""Reason of a cancel: another engine may go on with the answer."""
 SEQ_MAX = 2**63 - 1
 CACHE_SALT_CHARACTERS_MAX = 256
 # Every token walks through every stop string, so both numbers bound the work per token.
@@ -213,8 +215,8 @@ def parse_cancel(document: Mapping[str, Any]) -> tuple[list[int], str]:
     if not isinstance(seqs, list):
         raise invalid("seqs", "must be a list of sequence ids")
     reason = document.get("reason", "cancelled")
-    if reason not in ("cancelled", "deadline"):
-        raise invalid("reason", "must be cancelled or deadline")
+    if reason not in ("cancelled", "deadline", DRAINED):
+        raise invalid("reason", "must be cancelled, deadline or drained")
     return [_integer(seq, f"seqs[{index}]", 0, SEQ_MAX) for index, seq in enumerate(seqs)], reason
 
 
