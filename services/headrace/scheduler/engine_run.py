@@ -85,6 +85,8 @@ class Machine:
     model_repository: Path | None
     threads: int
     verifier: ArtifactVerifier
+    kv_over_commit: float = 1.0
+    """KV cells that attempts may be promised, in multiples of what there are."""
 
 
 class EngineRun:
@@ -247,7 +249,13 @@ class EngineRun:
         return TritonPlan(
             files=prepare_triton(self._machine.cache_dir),
             model_repository=find_model_repository(self._machine.model_repository),
-            engine_config=engine_config(revision, artifact, threads=threads, incarnation=secrets.token_hex(8)),
+            engine_config=engine_config(
+                revision,
+                artifact,
+                threads=threads,
+                incarnation=secrets.token_hex(8),
+                kv_over_commit=self._machine.kv_over_commit,
+            ),
             directory=self._machine.state_dir / "workers" / self._replica.rpartition("/")[2],
             threads=threads,
         )
@@ -262,7 +270,9 @@ def default_threads(cpus: int) -> int:
     return cpus if cpus <= 4 else cpus - 1
 
 
-def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int, incarnation: str) -> dict[str, Any]:
+def engine_config(
+    revision: Revision, artifact: Artifact | None, *, threads: int, incarnation: str, kv_over_commit: float = 1.0
+) -> dict[str, Any]:
     """Write the engine's configuration document for a revision.
 
     Raises:
@@ -283,6 +293,8 @@ def engine_config(revision: Revision, artifact: Artifact | None, *, threads: int
         "prefill_chunk": run.prefill_chunk,
         "run_ahead_tokens": run.run_ahead_tokens,
     }
+    if kv_over_commit > 1:
+        config["kv_over_commit"] = kv_over_commit
     if run.engine is Engine.SYNTHETIC:
         config["prefill_tokens_per_s"] = run.synthetic_prefill_tokens_per_s
         config["decode_tokens_per_s"] = run.synthetic_decode_tokens_per_s

@@ -144,6 +144,7 @@ class _Scheduler:
             model_repository=settings.model_repository,
             threads=settings.threads,
             verifier=ArtifactVerifier(state_dir, required_signatures(settings)),
+            kv_over_commit=settings.kv_over_commit,
         )
         return Fleet(settings, identity=self._identity, machine=machine, relay=self._relay, records=self._membership)
 

@@ -95,7 +95,8 @@ class SchedulerSettings(EtcdSettings):
     kv_over_commit: float = Field(
         1.0,
         description="KV cells that a worker's running attempts may be promised, in multiples of what it has; they are "
-        "counted as prompt and highest output, of which few attempts use all.",
+        "counted as prompt and highest output, of which few attempts use all. Where cells run short, the engine "
+        "preempts the newest.",
         ge=1.0,
         le=4.0,
     )
