@@ -72,6 +72,18 @@ def test_the_wait_counts_and_a_light_tenant_does_not_wait_for_a_heavy_one_s_back
     bench.dispatch(24, tenant="other", priority=Priority.CRITICAL, remaining_s=7.0)
 
 
+def test_those_who_came_before_anything_was_measured_are_not_taken_for_slow_afterwards():
+    bench = Bench(slots=1)
+    bench.dispatch(*range(1, 11))
+    bench.begin(1)
+    for _ in range(8):
+        bench.ledger.times.add(bench.ledger.attempts[1].load_class, Served(10, 0.01, 0.001, 20, 0.03), bench.now)
+    bench.dispatch(20, remaining_s=1.0)  # ten of 30 ms are before it
+    for _ in range(8):  # and the work that waits is worth more as the worker becomes slower
+        bench.ledger.times.add(bench.ledger.attempts[1].load_class, Served(10, 0.01, 0.001, 20, 3.0), bench.now)
+    assert bench.refused(21, remaining_s=0.5, tenant="b", **LONG).reason is Reason.DEADLINE_UNMEETABLE
+
+
 def test_one_that_can_no_more_be_in_time_ends_when_its_turn_comes():
     bench = Bench(slots=1, stage_ahead=0)
     bench.dispatch(1)

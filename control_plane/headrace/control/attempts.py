@@ -313,7 +313,7 @@ class AttemptLedger(AttemptBooks):
         book.waiting += 1
         self._waiting_bytes += attempt.input_bytes
         self.version += 1
-        queue.put(attempt, expected)
+        queue.put(attempt, expected, now)
 
     def _make_room(self, wanted: Dispatched, attempt: Attempt, queue: WorkerQueue, now: float) -> list[int]:
         """Those who have to go for it."""

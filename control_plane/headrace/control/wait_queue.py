@@ -47,8 +47,8 @@ class Waiting:
     deadline_at: float
     expires_at: float = math.inf
     """When its wait ends, whatever the reason."""
-    hold_s: float = 0.0
-    """For how long it will have its slot, as estimated."""
+    work: float = 1.0
+    """For how long it will have its slot, in multiples of what is usual for the worker."""
     is_short: bool = False
     weight: float = 1.0
     """Its tenant's weight."""
@@ -70,9 +70,9 @@ class _Line:
 
     ring: TenantRing[Waiting] = field(default_factory=TenantRing)
     arrivals: dict[int, Waiting] = field(default_factory=dict)
-    hold_s: dict[str, float] = field(default_factory=dict)
+    work: dict[str, float] = field(default_factory=dict)
     """By tenant, of all its entries together."""
-    total_hold_s: float = 0.0
+    total_work: float = 0.0
 
 
 class WaitQueue:
@@ -125,8 +125,8 @@ class WaitQueue:
         line = self._lines.setdefault(entry.priority, _Line())
         line.ring.put(entry.tenant, entry, entry.weight)
         line.arrivals[entry.token] = entry
-        line.hold_s[entry.tenant] = line.hold_s.get(entry.tenant, 0.0) + entry.hold_s
-        line.total_hold_s += entry.hold_s
+        line.work[entry.tenant] = line.work.get(entry.tenant, 0.0) + entry.work
+        line.total_work += entry.work
         self._entries[entry.token] = entry
         self.tokens += entry.cells
         self.shorts += entry.is_short
@@ -208,23 +208,23 @@ class WaitQueue:
         line = self._lines[max(self._lines)]
         return now - next(iter(line.arrivals.values())).arrived_at
 
-    def ahead_s(self, priority: Priority, tenant: str | None, order: tuple[float, int], hold_s: float) -> float:
-        """Slot time of those that are served before one of such a place, as estimated.
+    def work_ahead(self, priority: Priority, tenant: str | None, order: tuple[float, int], work: float) -> float:
+        """Work of those that are served before one of such a place, as estimated.
 
         Args:
             priority: its priority.
             tenant: whose it is; None: behind everybody of its priority.
             order: its place within its tenant.
-            hold_s: its own slot time: while its tenant waits for it, each other one gets as much.
+            work: its own: while its tenant waits for it, each other one gets as much.
         """
-        ahead = sum(line.total_hold_s for one, line in self._lines.items() if one > priority)
+        ahead = sum(line.total_work for one, line in self._lines.items() if one > priority)
         line = self._lines.get(priority)
         if line is None:
             return ahead
         if tenant is None:
-            return ahead + line.total_hold_s
-        own = line.hold_s.get(tenant, 0.0) * line.ring.ahead(tenant, order)
-        return ahead + own + sum(min(h, own + hold_s) for name, h in line.hold_s.items() if name != tenant)
+            return ahead + line.total_work
+        own = line.work.get(tenant, 0.0) * line.ring.ahead(tenant, order)
+        return ahead + own + sum(min(w, own + work) for name, w in line.work.items() if name != tenant)
 
     # Shedding
 
@@ -280,10 +280,10 @@ class WaitQueue:
             self._blocked = None
         line = self._lines[entry.priority]
         del line.arrivals[entry.token]
-        line.total_hold_s -= entry.hold_s
-        line.hold_s[entry.tenant] -= entry.hold_s
+        line.total_work -= entry.work
+        line.work[entry.tenant] -= entry.work
         if not line.arrivals:
             del self._lines[entry.priority]
             self._shares.forget(entry.priority)
         elif not line.ring.has(entry.tenant):
-            del line.hold_s[entry.tenant]
+            del line.work[entry.tenant]

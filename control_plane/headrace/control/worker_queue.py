@@ -163,9 +163,9 @@ class WorkerQueue:
         said = {"queueDepth": str(self.book.waiting), "limit": str(self.requests_max), "stage": "shed"}
         return self._overloaded("Work of higher priority took its place in the queue.", said, attempt.priority, now)
 
-    def put(self, attempt: Attempt, expected: Expected) -> None:
+    def put(self, attempt: Attempt, expected: Expected, now: float) -> None:
         """One more waits."""
-        self.waiting.put(self._entry(attempt, expected))
+        self.waiting.put(self._entry(attempt, expected, now))
 
     def foresee(self, attempt: Attempt, now: float) -> Expected:
         """What it may take once it has its slot."""
@@ -250,7 +250,7 @@ class WorkerQueue:
 
     def wait_s(self, priority: Priority, now: float) -> tuple[float, bool]:
         """What a request of middling size that came now would wait, and whether that was measured."""
-        return self._wait_s(self.waiting.ahead_s(priority, None, (math.inf, 0), 0.0), now)
+        return self._wait_s(self.waiting.work_ahead(priority, None, (math.inf, 0), 0.0), now)
 
     def prefill_tokens_per_s(self, now: float) -> int:
         """Prompt tokens a second of one prefill; 0: not known."""
@@ -275,31 +275,32 @@ class WorkerQueue:
         return max(0, min(share, round(self._short_used)) - book.shorts)
 
     def _wait_of(self, attempt: Attempt, expected: Expected, now: float) -> float:
-        entry = self._entry(attempt, expected)
+        entry = self._entry(attempt, expected, now)
         entry.number = 1 << 62
-        ahead = self.waiting.ahead_s(attempt.priority, attempt.tenant, entry.order, entry.hold_s)
+        ahead = self.waiting.work_ahead(attempt.priority, attempt.tenant, entry.order, entry.work)
         wait_s, is_measured = self._wait_s(ahead, now)
         return wait_s if is_measured else 0.0
 
-    def _wait_s(self, ahead_s: float, now: float) -> tuple[float, bool]:
+    def _wait_s(self, ahead: float, now: float) -> tuple[float, bool]:
+        """Wait behind so much work. It is counted in usual ones, so that it is right when their time is known."""
         book = self.book
         hold_s = self._times.hold_s(book.revision, now)
         busy = book.active + book.staged
-        if ahead_s <= 0 and busy < self.limit:
+        if ahead <= 0 and busy < self.limit:
             return 0.0, True
         one_s = PRIOR_HOLD_S if hold_s is None else hold_s
         # Where KV is what is missing, fewer run than there are slots.
         width = max(1, min(self.limit, busy))
         staged_ahead = max(0, busy - self.limit)
-        return (ahead_s + (staged_ahead + 1) * one_s) / width, hold_s is not None
+        return (ahead + staged_ahead + 1) * one_s / width, hold_s is not None
 
     def _overloaded(self, message: str, metadata: Mapping[str, str], priority: Priority, now: float) -> Failure:
         wait_s, is_measured = self.wait_s(priority, now)
         retry_s = _retry_s(wait_s) if is_measured and wait_s else RULES[Reason.OVERLOADED].retry_after_s
         return Failure(Reason.OVERLOADED, message, metadata=metadata, retry_after_s=retry_s)
 
-    @staticmethod
-    def _entry(attempt: Attempt, expected: Expected) -> Waiting:
+    def _entry(self, attempt: Attempt, expected: Expected, now: float) -> Waiting:
+        usual_s = self._times.hold_s(self.book.revision, now) if expected.is_measured else None
         budget = attempt.budget
         queue_end = math.inf if budget.queue_s is None else budget.received_at + budget.queue_s
         return Waiting(
@@ -311,7 +312,7 @@ class WorkerQueue:
             arrived_at=budget.received_at,
             deadline_at=budget.deadline_at,
             expires_at=min(budget.deadline_at, queue_end),
-            hold_s=expected.hold_s,
+            work=1.0 if usual_s is None else expected.hold_s / usual_s,
             is_short=attempt.load_class.is_short,
         )
 
