@@ -16,8 +16,11 @@ from headrace.control.idempotency import (
     Content,
     Decision,
     Ending,
+    Lifetime,
     Origin,
     Record,
+    Slice,
+    SlicedCount,
     Verdict,
     decide,
     decode,
@@ -206,3 +209,46 @@ def test_a_router_is_lost_only_when_it_is_known_to_be(
     answer: Answer, registered: str | None, silent_s: float, expected: Verdict
 ) -> None:
     assert judge(THERE, answer, registered, silent_s=silent_s) is expected
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "remaining_s", "ended_ms", "at_start_ms", "after_end_ms"),
+    [
+        (1800.0, 600.0, 5_000, 1_800_000, 1_800_000),
+        (1800.0, 4000.0, 5_000, 4_060_000, 1_800_000),
+        (1800.0, 4000.0, 3_900_000, 4_060_000, 3_960_000),
+        (10.0, 600.0, 5_000, 660_000, 65_000),
+        (10.0, 600.0, 700_000, 660_000, 660_000),
+    ],
+    ids=["short", "a long deadline", "ended late", "a short ttl", "ended after its time"],
+)
+def test_how_long_a_key_lives(
+    ttl_s: float, remaining_s: float, ended_ms: int, at_start_ms: int, after_end_ms: int
+) -> None:
+    lifetime = Lifetime(ttl_s, kept_s=60.0)
+    assert lifetime.at_start(0, remaining_s) == at_start_ms
+    running = record(created_ms=0, expires_ms=at_start_ms)
+    assert running.ended(Ending("STOP", at_ms=ended_ms), lifetime).expires_ms == after_end_ms
+
+
+@given(st.floats(1, 1e5), st.floats(1e-3, 1e8))
+def test_a_lease_outlives_its_keys(ttl_s: float, life_s: float) -> None:
+    doublings = Lifetime(ttl_s, 60.0).doublings(life_s)
+    assert ttl_s * 2**doublings >= life_s * (1 - 1e-9)
+    assert doublings == 0 or ttl_s * 2 ** (doublings - 1) < life_s
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=40))
+def test_keys_are_counted_within_a_slice(steps: list[tuple[float, bool]]) -> None:
+    count, now = SlicedCount(ttl_s=10.0, slice_s=2.0), 0.0
+    live: list[tuple[float, Slice]] = []
+    for pause_s, gives_back in steps:
+        now += pause_s
+        if gives_back and live:
+            count.take_back(live.pop()[1])
+        else:
+            live.append((now, count.add(now)))
+        certain = sum(1 for at, _ in live if now - at < 10.0)
+        possible = sum(1 for at, _ in live if now - at <= 12.0)
+        assert certain <= count.total(now) <= possible
+    assert count.total(now + 12.1) == 0

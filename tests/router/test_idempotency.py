@@ -124,7 +124,7 @@ async def test_a_key_is_checked(key: str) -> None:
 
 async def test_a_key_that_is_past_its_time_runs_again() -> None:
     store = MemoryStore()
-    async with running(store=store, idempotency_ttl_s=1.0) as h:
+    async with running(store=store, idempotency_ttl_s=1.0, resume_window_s=0.1, deadline_s_default=0.9) as h:
         for _ in range(2):
             call = h.generate(**KEY)
             dispatch = await h.admitted()
@@ -132,7 +132,7 @@ async def test_a_key_that_is_past_its_time_runs_again() -> None:
             assert (await collect(call))[1] is None
             await asyncio.sleep(1.05)
     assert len(store.keys) == 1
-    assert set(store.leases.values()) == {62}, "the record's life, a slice and a margin"
+    assert store.leases[store.keys[0].lease] == 62, "the key's life, a slice and a margin"
 
 
 async def test_one_lease_serves_many_keys() -> None:
@@ -172,7 +172,7 @@ async def test_a_store_that_wrote_and_did_not_answer_in_time_leaves_the_key_free
     async with running(store=store) as h:
         store.leases[1] = 99
         store.answers.clear()
-        h.service.sharing.keys._lease, h.service.sharing.keys._lease_until = 1, float("inf")
+        h.service.sharing.keys._leases[0] = 1, float("inf")
         found = failure((await collect(h.generate(**KEY)))[1])
         assert found.reason is Reason.STORE_UNAVAILABLE
         assert len(store.keys) == 1, "it was written all the same"
@@ -308,6 +308,43 @@ async def test_calls_that_wait_for_the_store_are_bounded() -> None:
         for _ in waiting:
             await h.scheduler.end((await h.admitted()).attempt)
         assert [(await collect(call))[1] for call in waiting] == [None, None]
+
+
+async def test_keys_are_bounded_and_a_refused_request_gives_its_own_back() -> None:
+    store = MemoryStore()
+    async with running(store=store, idempotency_keys_max=1) as h:
+        call = h.generate(**KEY)
+        dispatch = await h.admitted()
+        found = failure((await collect(h.generate(idempotency_key="k2")))[1])
+        assert found.reason is Reason.OVERLOADED
+        assert found.metadata["limitKeys"] == "1"
+        await h.scheduler.end(dispatch.attempt)
+        assert (await collect(call))[1] is None
+        assert h.service.sharing.keys.held == 1
+    async with running(store=store, idempotency_keys_max=1) as h:
+        call = h.generate(idempotency_key="k3")
+        error = sp.Ended().error
+        error.reason, error.message = 12, "full"
+        await h.scheduler.end((await h.dispatched()).attempt, pb.FINISH_REASON_REJECTED, error=error)
+        await collect(call)
+        await until(lambda: h.service.sharing.keys.held == 0)
+
+
+async def test_a_key_lives_as_long_as_its_request_may_and_no_longer_after_its_end() -> None:
+    store = MemoryStore()
+    async with running(store=store, idempotency_ttl_s=2.0, resume_window_s=1.0) as h:
+        request = pb.GenerateRequest(model="chat", prompt="hello", **KEY)
+        call = h.stub.Generate(request, timeout=100)
+        dispatch = await h.admitted()
+        record = idempotency.decode(store.keys[0].value)
+        assert 99_000 <= record.expires_ms - record.created_ms <= 101_100
+        assert store.leases[store.keys[0].lease] >= 2 * 64
+        await h.scheduler.end(dispatch.attempt)
+        await collect(call)
+        await until(lambda: idempotency.decode(store.keys[0].value).ending is not None)
+        record = idempotency.decode(store.keys[0].value)
+        assert record.expires_ms - record.created_ms <= 3_000
+        assert store.leases[store.keys[0].lease] < 80
 
 
 async def test_followers_are_bounded() -> None:

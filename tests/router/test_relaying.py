@@ -99,8 +99,7 @@ async def test_a_duplicate_elsewhere_says_that_it_is_one() -> None:
 async def test_it_waits_for_a_router_that_has_the_key_and_has_not_begun() -> None:
     async with two() as t:
         t.store.leases[1] = 1
-        keys = t.a.service.sharing.keys
-        keys._lease, keys._lease_until = 1, float("inf")
+        t.a.service.sharing.keys._leases[0] = 1, float("inf")
         held = asyncio.Event()
         honest = t.store.swap
 
@@ -162,6 +161,20 @@ async def test_a_cut_connection_loses_and_repeats_nothing() -> None:
     assert error is None
     assert raw(events[1:] + rest) == raw(whole)
     assert kinds(events + rest)[-1] == "terminal"
+
+
+async def test_patience_begins_anew_with_each_answer(monkeypatch: Any) -> None:
+    monkeypatch.setattr(idempotency, "PATIENCE_S", 1.0)
+    async with two() as t:
+        _, dispatch = await t.begun()
+        call = t.b.generate(**KEY)
+        await call.read()
+        for text in "ab":
+            t.way.reset()
+            await t.a.scheduler.deltas(dispatch.attempt, text)
+            assert (await call.read()).delta.text == text
+            await asyncio.sleep(1.1)
+        call.cancel()
 
 
 @pytest.mark.parametrize("ended", [False, True])

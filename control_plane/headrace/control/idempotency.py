@@ -20,7 +20,9 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 import struct
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +144,71 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long keys are remembered. One never expires while its request may run, or its transcript is kept."""
+
+    ttl_s: float
+    """From the first use."""
+    kept_s: float
+    """How long a transcript is kept after the end."""
+
+    def at_start(self, now_ms: int, remaining_s: float) -> int:
+        """When a key expires that is used now, for a request that may run for `remaining_s` seconds."""
+        return now_ms + round(max(self.ttl_s, remaining_s + self.kept_s) * 1000)
+
+    def after_end(self, record: Record, now_ms: int) -> int:
+        """When the key of a request expires that has ended now."""
+        return min(
+            record.expires_ms, max(record.created_ms + round(self.ttl_s * 1000), now_ms + round(self.kept_s * 1000))
+        )
+
+    def doublings(self, life_s: float) -> int:
+        """By how many doublings of `ttl_s` a life of `life_s` seconds is covered: such keys share their leases."""
+        return max(0, math.ceil(math.log2(life_s / self.ttl_s)))
+
+
+@dataclass(slots=True)
+class Slice:
+    """Keys that were first used in one slice of time."""
+
+    ends_at: float
+    count: int = 0
+    is_past: bool = False
+
+
+class SlicedCount:
+    """How many keys live, by slices of the time of their first use: constant work, and too many by a slice at most."""
+
+    def __init__(self, ttl_s: float, slice_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._slice_s = slice_s
+        self._slices: deque[Slice] = deque()
+        self._total = 0
+
+    def add(self, now: float) -> Slice:
+        """One key more; returns its slice."""
+        if not self._slices or now >= self._slices[-1].ends_at:
+            self._slices.append(Slice(now + self._slice_s))
+        self._slices[-1].count += 1
+        self._total += 1
+        return self._slices[-1]
+
+    def take_back(self, of: Slice) -> None:
+        """A key of that slice is free again."""
+        if not of.is_past:
+            of.count -= 1
+            self._total -= 1
+
+    def total(self, now: float) -> int:
+        """Keys that may live."""
+        while self._slices and self._slices[0].ends_at + self._ttl_s <= now:
+            past = self._slices.popleft()
+            past.is_past = True
+            self._total -= past.count
+        return self._total
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What the store knows of a key."""
 
@@ -163,9 +230,9 @@ class Record:
         """Whether the key counts as new again."""
         return now_ms >= self.expires_ms
 
-    def ended(self, ending: Ending) -> Record:
-        """The record, with how it ended."""
-        return dataclasses.replace(self, ending=ending)
+    def ended(self, ending: Ending, lifetime: Lifetime) -> Record:
+        """The record, with how it ended, and as short a life as it then needs."""
+        return dataclasses.replace(self, ending=ending, expires_ms=lifetime.after_end(self, ending.at_ms))
 
     def encode(self) -> bytes:
         """The bytes that are stored."""

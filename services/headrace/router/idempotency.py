@@ -10,6 +10,7 @@ Without the store no request with a key is started: it could run twice.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Coroutine
@@ -19,7 +20,17 @@ from typing import Any
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control import idempotency
 from headrace.control.errors import Failure, Reason
-from headrace.control.idempotency import BadRecord, Content, Decision, Ending, Origin, Record
+from headrace.control.idempotency import (
+    BadRecord,
+    Content,
+    Decision,
+    Ending,
+    Lifetime,
+    Origin,
+    Record,
+    Slice,
+    SlicedCount,
+)
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan
 from headrace.router.session import Session, new_name
@@ -53,7 +64,7 @@ class Claim:
     record: Record
     revision: int = 0
     """Of the store, when the record was written; 0: not known."""
-    lease: int = 0
+    slice: Slice | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known whether the request was started."""
 
@@ -86,18 +97,25 @@ class Keys:
         self.store: Store | None = None
         """None until it is connected: keys are refused."""
         self._admin_endpoint = ""
-        self._ttl_s = settings.idempotency_ttl_s
+        self._lifetime = Lifetime(settings.idempotency_ttl_s, settings.resume_window_s)
+        self._slice_s = min(SLICE_S, max(1.0, settings.idempotency_ttl_s / 4))
+        self._written = SlicedCount(settings.idempotency_ttl_s, self._slice_s)
+        self._keys_max = settings.idempotency_keys_max
         self._claims_max = settings.requests_max
         self._asking = 0
-        self._slice_s = min(SLICE_S, max(1.0, self._ttl_s / 4))
         self._metrics = metrics
         self._claims: dict[str, Claim] = {}
         self._unstarted: OrderedDict[str, None] = OrderedDict()
-        self._lease = 0
-        self._lease_until = 0.0
+        self._leases: dict[int, tuple[int, float]] = {}
+        """By doublings of a key's life: a lease, and until when keys are put under it."""
         self._granting = asyncio.Lock()
         self._gate = asyncio.Semaphore(_AT_A_TIME)
         self._behind: set[asyncio.Task[None]] = set()
+
+    @property
+    def held(self) -> int:
+        """Keys that the store holds for this Router, by this process's count."""
+        return self._written.total(time.monotonic())
 
     @property
     def pending(self) -> int:
@@ -134,15 +152,10 @@ class Keys:
         now_ms, default_effort = _now_ms(), default.value if default is not None else ""
         record = Record(
             new_name(), self.here, self._admin_endpoint, digest_with(default_effort), plan.revision.name,
-            default_effort, now_ms, now_ms + round(self._ttl_s * 1000),
+            default_effort, now_ms, self._lifetime.at_start(now_ms, timeout_s),
         )  # fmt: skip
         claim = Claim(idempotency.store_key(tenant, generate.idempotency_key), record)
-        if self._asking >= self._claims_max:
-            raise Failure(
-                Reason.OVERLOADED,
-                f"{self._asking} calls wait for the store to look up their keys, the limit; try again shortly.",
-                metadata={"limitRequests": str(self._claims_max)},
-            )
+        self._refuse_more()
         self._claims[record.request] = claim
         self._asking += 1
         try:
@@ -169,18 +182,34 @@ class Keys:
             )
         return found
 
+    def _refuse_more(self) -> None:
+        if self._asking >= self._claims_max:
+            raise Failure(
+                Reason.OVERLOADED,
+                f"{self._asking} calls wait for the store to look up their keys, the limit; try again shortly.",
+                metadata={"limitRequests": str(self._claims_max)},
+            )
+        held = self.held
+        if held >= self._keys_max:
+            raise Failure(
+                Reason.OVERLOADED,
+                f"This Router keeps {held} idempotency keys, its limit; try again later, or without a key.",
+                metadata={"limitKeys": str(self._keys_max)},
+            )
+
     async def _swap(self, claim: Claim, digest_with: Any, free: Collection[str]) -> Found:
         revision = 0
         for _ in range(_TRIES):
             store = self._connected()
             try:
-                claim.lease = await self._leased()
-                done = await store.swap(Put(claim.key, claim.record.encode(), claim.lease), revision, timeout_s=CLAIM_S)
+                lease = await self._leased(claim.record)
+                done = await store.swap(Put(claim.key, claim.record.encode(), lease), revision, timeout_s=CLAIM_S)
             except LeaseNotFound:
-                self._lease_until = 0.0
+                self._leases.clear()
                 continue
             if done.revision:
                 claim.revision = done.revision
+                claim.slice = self._written.add(time.monotonic())
                 return Found(Decision.NEW, claim.key, claim.record, done.revision, claim)
             if done.found is None:
                 revision = 0
@@ -203,15 +232,18 @@ class Keys:
     def _known_unstarted(self, record: Record) -> Collection[str]:
         return (record.request,) if record.request in self._unstarted else ()
 
-    async def _leased(self) -> int:
-        """The lease of this slice of time."""
+    async def _leased(self, record: Record) -> int:
+        """The lease of this slice of time, for keys that live as long as `record` does from now on."""
+        doublings = self._lifetime.doublings(max(1, record.expires_ms - _now_ms()) / 1000)
         async with self._granting:
             now = time.monotonic()
-            if now >= self._lease_until:
-                ttl_s = int(self._ttl_s + self._slice_s) + _LEASE_MARGIN_S
-                self._lease, _ = await self._connected().lease_grant(ttl_s, timeout_s=CLAIM_S)
-                self._lease_until = now + self._slice_s
-            return self._lease
+            lease, until = self._leases.get(doublings, (0, 0.0))
+            if now >= until:
+                life_s = self._lifetime.ttl_s * 2**doublings
+                ttl_s = math.ceil(life_s + self._slice_s) + _LEASE_MARGIN_S
+                lease, _ = await self._connected().lease_grant(ttl_s, timeout_s=CLAIM_S)
+                self._leases[doublings] = lease, now + self._slice_s
+            return lease
 
     def _connected(self) -> Store:
         if self.store is None:
@@ -246,7 +278,7 @@ class Keys:
         finish = record.finish.name if record.finish is not None else ""
         reason = record.reason.value if record.reason is not None else ""
         ending = Ending(finish, reason, record.output_tokens, _now_ms())
-        self._later(self._persist(claim, claim.record.ended(ending)))
+        self._later(self._persist(claim, claim.record.ended(ending, self._lifetime)))
 
     async def unsettled(self, name: str) -> None:
         """Wait until it is known whether the request `name` was started here."""
@@ -315,8 +347,11 @@ class Keys:
             revision = item.mod_revision
         if ended is None:
             await store.txn([Compare(claim.key, mod_revision=revision)], deletes=[claim.key], timeout_s=_CALL_S)
+            if claim.slice is not None:
+                self._written.take_back(claim.slice)
         else:
-            await store.swap(Put(claim.key, ended.encode(), claim.lease), revision, timeout_s=_CALL_S)
+            lease = await self._leased(ended)
+            await store.swap(Put(claim.key, ended.encode(), lease), revision, timeout_s=_CALL_S)
         return True
 
 

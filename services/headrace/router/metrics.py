@@ -51,6 +51,9 @@ class RouterMetrics:
             "idempotency_claims_total", "Calls with an idempotency key, by what was decided.", ["decision"], **make
         )
         self.followers = prom.Gauge("followers", "Calls that write what another call has asked for.", **make)
+        self.idempotency_keys = prom.Gauge(
+            "idempotency_keys", "Keys that the store holds for this Router, by its own count.", **make
+        )
         self.idempotency_writes_pending = prom.Gauge(
             "idempotency_writes_pending", "Records of keys that are still to be closed or deleted.", **make
         )

@@ -165,6 +165,12 @@ class Relaying:
             return None
         except TimeoutError:
             return Answer.SILENT
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # gRPC's way to say that the channel was closed: it is this Router that goes.
+            raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.") from None
         except grpc.aio.AioRpcError as error:
             return self._understood(error, is_relayed=is_relayed)
         finally:

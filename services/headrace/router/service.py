@@ -125,6 +125,7 @@ class InferenceService:
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
         self._metrics.followers.set(len(self.sessions.followers))
         self._metrics.idempotency_writes_pending.set(self.sharing.keys.pending)
+        self._metrics.idempotency_keys.set(self.sharing.keys.held)
         self._metrics.take_resources(self.sessions.resources)
         self._metrics.tasks.set(len(asyncio.all_tasks()))
 

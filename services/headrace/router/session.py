@@ -324,7 +324,6 @@ class Session:
         self._owner.retrying.finished(self.machine, time.monotonic())
         if self._over is not None:
             self._over.set()
-        self._wake_followers()  # of an end that no event tells
         self._owner.on_over(self)
 
     # What links call

@@ -86,7 +86,15 @@ class RouterSettings(EtcdSettings):
         "127.0.0.1:0", description="host:port for operators and other Routers, never for clients; port 0 takes any."
     )
     idempotency_ttl_s: float = Field(
-        86400.0, description="How long an idempotency key is remembered from its first use, seconds.", ge=1
+        1800.0,
+        description="How long an idempotency key is remembered from its first use, seconds; longer where its request's"
+        " deadline is.",
+        ge=1,
+    )
+    idempotency_keys_max: int = Field(
+        500_000,
+        description="Keys of this Router that the store may hold, at some 700 bytes each; more are refused.",
+        ge=1,
     )
     followers_max: int = Field(
         1024, description="Calls that may follow another call's request by its idempotency key; more are refused.", ge=1
