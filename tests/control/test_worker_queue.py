@@ -241,3 +241,16 @@ def test_a_policy_hears_of_waits_and_of_what_was_measured():
     assert bench.queue.policy.departures == [0.0, 3.0]
     assert bench.queue.policy.measured == [(2.0, 1)]
     assert bench.queue.head_age_s(3.0) is None
+
+
+def test_a_tenants_weight_is_its_share():
+    bench = Bench(slots=1, stage_ahead=0, requests_max=200)
+    bench.book.kv_cells = 100_000
+    bench.dispatch(1)
+    for token in range(100, 200):
+        weight, tenant = (3, "heavy") if token % 2 else (1, "light")
+        bench.dispatch(token, tenant=tenant, weight=weight, input_bytes=800, max_tokens=300)
+    while len(bench.handed) < 41:
+        bench.begin(bench.handed[-1])
+        bench.finish(bench.handed[-1])
+    assert 28 <= sum(token % 2 for token in bench.handed[1:]) <= 32, "three of four"

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Reason
 from headrace.control.resources import Alias, AliasTarget, Effort, Replica, RequestPolicy, Revision
-from router.harness import REVISION, Harness, collect, failure, running
-from router.test_tenants import ACME, ACME_KEY, bearer, call, finish, refused, until
+from router.harness import REVISION, Harness, collect, failure, running, until
+from router.test_tenants import ACME, ACME_KEY, bearer, call, finish, refused
 
 THINKER = Revision(
     "thinker",

@@ -14,6 +14,7 @@ from headrace.control.deadlines import Budget
 from headrace.control.errors import Failure, Reason
 from headrace.scheduler import codec
 from headrace.scheduler.codec import engine_failure
+from headrace.scheduler.queue_codec import with_load
 
 
 def attempt(**fields: Any) -> Attempt:
@@ -196,3 +197,9 @@ def test_an_end_without_an_error_has_no_reason_and_every_reason_has_a_name() -> 
     for name, number in errors_pb2.Reason.items():
         error = errors_pb2.Error(reason=number)
         assert f"REASON_{codec.reason_name(pb.Ended(error=error))}" == name
+
+
+def test_a_tenants_weight_travels_and_none_is_one() -> None:
+    for said, weight in ((7, 7), (0, 1)):
+        message = pb.Dispatch(tenant_weight=said)
+        assert with_load(codec.dispatched(message, session=1, context_tokens=10), message).weight == weight

@@ -58,6 +58,8 @@ class Attempt:
     credit_limit: int
     """Tokens it may generate until more is granted."""
     tenant: str = ""
+    weight: int = 1
+    """Its tenant's."""
     priority: Priority = Priority.STANDARD
     load_class: LoadClass = NO_CLASS
     prompt_tokens: int = 0
@@ -129,6 +131,8 @@ class Dispatched:
     credit_limit: int = 0
     record_version: int = 0
     tenant: str = ""
+    weight: int = 1
+    """Its tenant's."""
     priority: Priority = Priority.STANDARD
     effort: str = ""
     """Reasoning effort in force."""

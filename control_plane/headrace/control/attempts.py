@@ -290,6 +290,7 @@ class AttemptLedger(AttemptBooks):
             max_tokens=wanted.max_tokens,
             credit_limit=wanted.credit_limit,
             tenant=wanted.tenant,
+            weight=wanted.weight,
             priority=wanted.priority,
             load_class=kind,
             prompt_tokens=prompt_tokens,

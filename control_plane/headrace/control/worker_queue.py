@@ -306,6 +306,7 @@ class WorkerQueue:
         return Waiting(
             token=attempt.token,
             tenant=attempt.tenant,
+            weight=attempt.weight,
             priority=attempt.priority,
             cost=max(1, attempt.prompt_tokens + round(expected.output_tokens)),
             cells=attempt.kv_cells,

@@ -210,6 +210,7 @@ class Attempting:
             output_tokens_max=plan.output_tokens_max,
             record_version=self._machine.version_of(attempt),
             tenant=plan.caller.tenant.name,
+            tenant_weight=plan.caller.tenant.weight,
             priority=plan.generate.priority,
             effective_effort=plan.generate.reasoning_effort,
         )

@@ -41,6 +41,7 @@ def with_load(known: Dispatched, message: pb.Dispatch) -> Dispatched:
     return replace(
         known,
         tenant=message.tenant,
+        weight=message.tenant_weight or 1,
         priority=priority,
         effort=_EFFORTS.get(message.effective_effort, ""),
         prompt_estimate=_prompt_tokens(message),

@@ -35,7 +35,7 @@ class Hello(_message.Message):
     def __init__(self, router: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Dispatch(_message.Message):
-    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max", "record_version", "queue_timeout", "execution_timeout", "tenant", "priority", "continuation", "cause", "effective_effort")
+    __slots__ = ("attempt", "request", "revision", "replica", "epoch", "generate", "remaining", "credit_limit", "output_tokens_max", "record_version", "queue_timeout", "execution_timeout", "tenant", "priority", "continuation", "cause", "effective_effort", "tenant_weight")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Dispatch(_message.Message):
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     request: str
     revision: str
@@ -70,7 +71,8 @@ class Dispatch(_message.Message):
     continuation: Continuation
     cause: _inference_service_pb2.AttemptRecord.Cause
     effective_effort: _inference_service_pb2.ReasoningEffort
-    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ..., record_version: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., execution_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., cause: _Optional[_Union[_inference_service_pb2.AttemptRecord.Cause, str]] = ..., effective_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ...) -> None: ...
+    tenant_weight: int
+    def __init__(self, attempt: _Optional[int] = ..., request: _Optional[str] = ..., revision: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[int] = ..., generate: _Optional[_Union[_inference_service_pb2.GenerateRequest, _Mapping]] = ..., remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., credit_limit: _Optional[int] = ..., output_tokens_max: _Optional[int] = ..., record_version: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., execution_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., cause: _Optional[_Union[_inference_service_pb2.AttemptRecord.Cause, str]] = ..., effective_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ..., tenant_weight: _Optional[int] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("token_ids", "text_bytes")
