@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.control.load_view import HALF_LIFE_S, SERVICE_S, LoadView, ReplicaReport
+from headrace.control.load_view import HALF_LIFE, HALF_LIFE_S_MAX, HALF_LIFE_S_MIN, SERVICE_S, LoadView, ReplicaReport
 from headrace.control.resources import Replica, ReplicaState
 from support.fleets import REVISION, replica
 
@@ -53,7 +53,9 @@ def test_the_count_in_flight_is_the_set_of_tokens_whatever_happens(steps: list[t
     assert not list(loads.standings), "nothing is kept of what is gone"
 
 
-@pytest.mark.parametrize(("age", "weight"), [(0.0, 1.0), (HALF_LIFE_S, 0.5), (2 * HALF_LIFE_S, 0.25), (60.0, 0.0)])
+@pytest.mark.parametrize(
+    ("age", "weight"), [(0.0, 1.0), (HALF_LIFE * SERVICE_S, 0.5), (2 * HALF_LIFE * SERVICE_S, 0.25), (60.0, 0.0)]
+)
 def test_a_report_loses_weight_with_its_age(age: float, weight: float) -> None:
     loads = view(replica("a"))
     standing = loads.standing("replicas/a")
@@ -63,6 +65,16 @@ def test_a_report_loses_weight_with_its_age(age: float, weight: float) -> None:
     assert loads.weight(standing, 5.0 + age) == pytest.approx(weight, abs=1e-6)
     loads.report("replicas/a", ReplicaReport(3, 1, 4), 50.0, age_s=age)
     assert loads.weight(standing, 50.0) == pytest.approx(weight, abs=1e-6)
+
+
+@pytest.mark.parametrize(("service_s", "half_s"), [(1e-3, HALF_LIFE_S_MIN), (20.0, 7.0), (1e5, HALF_LIFE_S_MAX)])
+def test_the_longer_attempts_take_the_longer_a_report_holds(service_s: float, half_s: float) -> None:
+    loads = view(replica("a"))
+    loads.report("replicas/a", ReplicaReport(3, 1, 4), 0.0)
+    standing = loads.standing("replicas/a")
+    assert standing is not None
+    standing.habits.service_s = service_s
+    assert loads.weight(standing, half_s) == pytest.approx(0.5)
 
 
 def test_what_others_have_is_what_is_reported_less_what_is_ours() -> None:

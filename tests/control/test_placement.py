@@ -1,4 +1,4 @@
-"""Which revision and which replica: names, weights, states, and the lighter of two."""
+"""Which revision: names, weights, revocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.placement import DRAWS_MAX, choose_replica, resolve_revision
+from headrace.control.placement import resolve_revision
 from headrace.control.resources import (
     Alias,
     AliasTarget,
@@ -64,37 +64,6 @@ def test_every_draw_gives_a_target(draw: float, first: int, second: int) -> None
     assert resolve_revision(snapshot(weights=(first, second)), "chat", lambda: draw) in (ONE, TWO)
 
 
-def choose(routes: RoutingSnapshot, **changes: object) -> Replica:
-    facts = {"load": lambda _: 0, "reachable": lambda _: True, "tried": (), "random": random.Random(1).random}
-    return choose_replica(routes, ONE, **{**facts, **changes})  # type: ignore[arg-type]
-
-
-def test_the_lighter_of_two_is_taken() -> None:
-    draws = iter([0.0, 0.9])
-    chosen = choose(
-        snapshot(replica("a"), replica("b")),
-        load=lambda r: {"replicas/a": 3, "replicas/b": 1}[r.name],
-        random=lambda: next(draws),
-    )
-    assert chosen.name == "replicas/b"
-
-
-@pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.READY])
-def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
-    routes = snapshot(replica("a", state), replica("b"))
-    assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/b"}
-
-
-def test_neither_tried_nor_unreachable_replicas_are_taken() -> None:
-    routes = snapshot(replica("a"), replica("b"), replica("c"))
-    assert choose(routes, tried=("replicas/a",), reachable=lambda e: e != "b:1").name == "replicas/c"
-
-
-def test_a_revoked_replica_is_not_taken() -> None:
-    routes = replace(snapshot(replica("a"), replica("b")), revocations=(Revocation("replicas/a"),))
-    assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/b"}
-
-
 @pytest.mark.parametrize("name", ["chat", ONE.name])
 def test_a_revoked_revision_is_refused(name: str) -> None:
     routes = replace(snapshot(), revocations=(Revocation(ONE.name), Revocation(TWO.name)))
@@ -106,64 +75,3 @@ def test_a_revoked_revision_is_refused(name: str) -> None:
 def test_an_alias_goes_by_its_other_targets_while_one_is_revoked() -> None:
     routes = replace(snapshot(weights=(99, 1)), revocations=(Revocation(ONE.name),))
     assert {resolve_revision(routes, "chat", lambda d=d: d / 10).name for d in range(10)} == {TWO.name}  # type: ignore[misc]
-
-
-def test_where_almost_all_are_revoked_the_other_is_found() -> None:
-    replicas = [replica(f"r{n:04}") for n in range(500)]
-    routes = replace(snapshot(*replicas), revocations=tuple(Revocation(r.name) for r in replicas[:-1]))
-    assert {choose(routes, random=random.Random(n).random).name for n in range(20)} == {"replicas/r0499"}
-
-
-def test_the_only_one_of_many_that_will_do_is_found() -> None:
-    routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
-    assert choose(routes, reachable=lambda endpoint: endpoint == "r1234:1").name == "replicas/r1234"
-
-
-def test_many_that_fit_are_not_all_looked_at() -> None:
-    routes = snapshot(*(replica(f"r{n:04}") for n in range(2000)))
-    asked: list[str] = []
-
-    def reachable(endpoint: str) -> bool:
-        asked.append(endpoint)
-        return int(endpoint[1:5]) % 2 == 0
-
-    looks = []
-    for n in range(200):
-        asked.clear()
-        choose(routes, reachable=reachable, random=random.Random(n).random)
-        looks.append(len(asked))
-    assert sorted(looks)[190] <= DRAWS_MAX
-
-
-@pytest.mark.parametrize("fit", [2, 50, 100])
-def test_requests_spread_evenly_over_those_that_fit(fit: int) -> None:
-    """By drawing or, where few fit, by looking at all."""
-    routes = snapshot(*(replica(f"r{n:04}") for n in range(100)))
-    drawn, rng = Counter[str](), random.Random(3)
-    for _ in range(200 * fit):
-        chosen = choose(
-            routes,
-            reachable=lambda e: int(e[1:5]) < fit,
-            load=lambda r: drawn[r.name],
-            random=rng.random,
-        )
-        drawn[chosen.name] += 1
-    assert len(drawn) == fit
-    assert max(drawn.values()) - min(drawn.values()) <= 30, "the lighter of two evens out"
-
-
-@pytest.mark.parametrize(
-    ("replicas", "reason", "words"),
-    [
-        ((), Reason.NO_HEALTHY_WORKER, "No worker"),
-        ((replica("a", ReplicaState.LOADING),), Reason.MODEL_LOADING, "loading"),
-        ((replica("a", ReplicaState.FAILED, "bad digest"),), Reason.NO_HEALTHY_WORKER, "bad digest"),
-        ((replica("a", ReplicaState.DRAINING),), Reason.NO_HEALTHY_WORKER, "No worker"),
-    ],
-    ids=["no replica", "one loads", "one failed, and why", "one drains"],
-)
-def test_nobody_ready_says_why(replicas: tuple[Replica, ...], reason: Reason, words: str) -> None:
-    with pytest.raises(Failure) as caught:
-        choose(snapshot(*replicas))
-    assert caught.value.reason is reason
-    assert words in caught.value.message

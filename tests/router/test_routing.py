@@ -148,7 +148,9 @@ async def test_a_route_is_explained() -> None:
         assert answer.revision == dispatch.revision
         assert (answer.snapshot_version, answer.candidates_total, answer.refusal) == (5, 3, "")
         by_name = {c.replica: c for c in answer.candidates}
-        assert answer.chosen == answer.candidates[0].replica
+        assert by_name[answer.chosen].HasField("score")
+        scores = [c.score for c in answer.candidates]
+        assert scores == sorted(scores)
         assert by_name[dispatch.replica].in_flight == 1
         assert by_name["replicas/r1"].HasField("load_age")
         assert not by_name["replicas/r2"].HasField("load_age")

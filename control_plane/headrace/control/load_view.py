@@ -16,8 +16,11 @@ from typing import NamedTuple
 
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 
-HALF_LIFE_S = 2.0
-"""Age at which a report counts half. Schedulers report every second and with what they answer."""
+HALF_LIFE = 0.35
+"""Age at which a report counts half, in attempts' times: what is reported ends, and what comes instead goes elsewhere.
+Simulated: a quarter to a half waits least (tests/control/test_herding.py)."""
+
+HALF_LIFE_S_MIN, HALF_LIFE_S_MAX = 0.1, 10.0
 
 SERVICE_S = 2.0
 """Time that an attempt holds a slot, seconds, until one of the revision has been measured."""
@@ -124,11 +127,11 @@ class LoadView:
     """Of one Router. `apply` the replicas of each snapshot, in order.
 
     Args:
-        half_life_s: age at which a report counts half.
+        half_life: age at which a report counts half, in attempts' mean times.
     """
 
-    def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
-        self._half_life_s = half_life_s
+    def __init__(self, half_life: float = HALF_LIFE) -> None:
+        self._half_life = half_life
         self._standings: dict[str, Standing] = {}
         self._habits: dict[str, Habits] = {}
         self._flights: dict[int, _Flight] = {}
@@ -226,7 +229,14 @@ class LoadView:
         if standing.report is None:
             return 0.0
         age_s = now - standing.reported_at
-        return 1.0 if age_s <= 0.0 else float(0.5 ** (age_s / self._half_life_s))
+        if age_s <= 0.0:
+            return 1.0
+        half_life_s = self._half_life * standing.habits.service_s
+        if half_life_s < HALF_LIFE_S_MIN:
+            half_life_s = HALF_LIFE_S_MIN
+        elif half_life_s > HALF_LIFE_S_MAX:
+            half_life_s = HALF_LIFE_S_MAX
+        return float(0.5 ** (age_s / half_life_s))
 
     @property
     def in_flight(self) -> dict[str, int]:

@@ -1,25 +1,19 @@
-"""Which revision and which replica serve a request.
+"""Which revision serves a request, and why nobody does. Which replica does is `headrace.control.routing`'s.
 
-Sans-io: the snapshot, the counts in flight and a source of chance are arguments. Two candidates are drawn and
-the less loaded one taken: nearly as good as looking at all of them, and no herd when the load is a little old
-(Mitzenmacher, "The power of two choices in randomized load balancing"). Drawing costs the same for ten replicas and for
-ten thousand; all are looked at only when hardly any will do.
+Sans-io: the snapshot and a source of chance are arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.resources import Replica, ReplicaState, Revision
+from headrace.control.resources import ReplicaState, Revision
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.stand_ins import StandIns
 
 Random = Callable[[], float]
 """Draws from [0, 1)."""
-
-DRAWS_MAX = 12
-"""Replicas drawn, at most, before all are looked at: if half of them will do, one choice in 300 comes to that."""
 
 
 def resolve_revision(
@@ -79,39 +73,6 @@ def _revoked(snapshot: RoutingSnapshot, name: str) -> Failure:
         field="model",
         metadata={"resourceName": name, "snapshotVersion": str(snapshot.version)},
     )
-
-
-def choose_replica(
-    snapshot: RoutingSnapshot,
-    revision: Revision,
-    *,
-    load: Callable[[Replica], int],
-    reachable: Callable[[str], bool],
-    tried: Container[str],
-    random: Random,
-) -> Replica:
-    """Choose a replica of `revision` that is ready, not revoked, reachable (by endpoint) and not tried yet.
-
-    Raises:
-        Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
-    """
-    ready, revoked = snapshot.ready_of[revision.name], snapshot.revocation_of
-    first: Replica | None = None
-    for _ in range(DRAWS_MAX if ready else 0):
-        drawn = ready[int(random() * len(ready))]
-        if drawn.name in tried or drawn.name in revoked or not reachable(drawn.endpoint):
-            continue
-        if first is not None:
-            return _lighter(first, drawn, load)
-        first = drawn
-    fit = [r for r in ready if r.name not in tried and r.name not in revoked and reachable(r.endpoint)]
-    if not fit:
-        raise no_replica(snapshot, revision)
-    return _lighter(fit[int(random() * len(fit))], fit[int(random() * len(fit))], load)
-
-
-def _lighter(first: Replica, second: Replica, load: Callable[[Replica], int]) -> Replica:
-    return second if load(second) / max(second.slots, 1) < load(first) / max(first.slots, 1) else first
 
 
 def no_replica(snapshot: RoutingSnapshot, revision: Revision) -> Failure:

@@ -20,7 +20,7 @@ from headrace.control import scores
 from headrace.control.affinity import Affinity
 from headrace.control.errors import Reason
 from headrace.control.filters import Demand, Filters, Question
-from headrace.control.load_view import HALF_LIFE_S, LoadView, ReplicaReport, Standing
+from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
 from headrace.control.outliers import FAULTS, EjectionRules, Outliers
 from headrace.control.placement import Random, no_replica
 from headrace.control.prefix_index import PrefixIndex
@@ -47,8 +47,8 @@ _LEARN = 0.1
 class RoutingRules:
     """What an operator sets."""
 
-    half_life_s: float = HALF_LIFE_S
-    """Age at which a load report counts half."""
+    half_life: float = HALF_LIFE
+    """Age at which a load report counts half, in attempts' mean times."""
     ramp_s: float = RAMP_S
     """Slow start of replicas that are new or recovered."""
     ejection: EjectionRules = field(default_factory=EjectionRules)
@@ -87,7 +87,7 @@ class Routing:
 
     def __init__(self, rules: RoutingRules | None = None) -> None:
         self.rules = rules or RoutingRules()
-        self.loads = LoadView(self.rules.half_life_s)
+        self.loads = LoadView(self.rules.half_life)
         self.prefixes = PrefixIndex()
         self.affinity = Affinity()
         self.outliers = Outliers(self.rules.ejection)
