@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from headrace.control.errors import Failure, Reason
 from headrace.control.router_admission import SHARES, Priority
 from headrace.control.router_capacity import HEADROOM
 
-from .harness import Harness, collect, failure, running, until
+from .harness import REVISION, Harness, collect, failure, running, until
 
 HOLDS = HEADROOM * (4 + waiting_max(4))
 
@@ -153,3 +154,15 @@ async def test_a_request_that_nobody_can_take_is_not_counted() -> None:
         _events, error = await collect(h.generate())
         assert failure(error).reason is Reason.NO_HEALTHY_WORKER
         assert h.service.admission.core.held() == (0, 0)
+
+
+async def test_a_replica_that_is_ejected_holds_nothing() -> None:
+    async with running(replicas=2) as h:
+        core, outliers = h.service.admission.core, h.routes.routing.outliers
+        await until(lambda: core.allowed(1e9)[0] == 2 * HOLDS)
+        now = time.monotonic()
+        for token in range(10):
+            outliers.faulted(REVISION.name, "replicas/r0", token, now + token)
+        await until(lambda: core.allowed(1e9)[0] == HOLDS)
+        outliers.forget(REVISION.name, "replicas/r0")
+        await until(lambda: core.allowed(1e9)[0] == 2 * HOLDS)

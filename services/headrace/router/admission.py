@@ -14,6 +14,7 @@ from typing import Any
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.errors import Failure, Reason
+from headrace.control.outliers import Health
 from headrace.control.priority import Priority
 from headrace.control.router_admission import Demand, RouterAdmission
 from headrace.router.admission_metrics import AdmissionMetrics
@@ -130,14 +131,21 @@ class Admission:
         if snapshot is None:
             return
         up = frozenset(link.endpoint for link in routes.links if link.is_up)
-        seen = (id(snapshot), snapshot.version, up, self._routers)
+        outliers, excluded = routes.routing.outliers, routes.routing.rules.zones_excluded
+        seen = (id(snapshot), snapshot.version, up, self._routers, outliers.ejections, *outliers.out(now).values())
         if seen == self._applied and not self.core.is_stale:
             return
         self._applied = seen
+        revoked = snapshot.revocation_of
         self.core.apply(
             snapshot.revisions,
             snapshot.replicas_of,
-            is_usable=lambda replica: replica.endpoint in up and not snapshot.is_revoked(replica.name),
+            is_usable=lambda replica: (
+                replica.endpoint in up
+                and replica.name not in revoked
+                and outliers.health(replica.name, now) is Health.CLOSED
+                and replica.failure_domain.zone not in excluded
+            ),
             routers=self._routers,
             now=now,
         )
