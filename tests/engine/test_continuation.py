@@ -274,15 +274,15 @@ def test_what_a_drain_cuts_off_is_continued_as_if_nothing_had_been_held_back(cas
     whole = run(prompt, **changes)
     for steps in range(1, whole.finished["usage"]["generated"]):
         hand = Hand(run_ahead=run_ahead)
-        hand.submit(prepared(hand.backend, 1, prompt, **changes))
-        while hand.loop.stats()["generated_tokens"] < steps:
+        hand.submit(prepared(hand.backend, 1, prompt, **changes, credit=max(1, steps - 2)))
+        for _ in range(3 * steps):
             hand.turn()
         if not hand.events("finished"):
             hand.cancel(1, reason="drained")
             assert hand.finished(1)["reason"] == "cancelled"
         ids, text = hand.output(1)
         assert whole.text.startswith(text.encode()), "no beginning of a stop string, and no half character"
-        assert hand.finished(1)["usage"]["emitted"] == len(ids)
+        assert hand.finished(1)["usage"]["emitted"] == len(ids) <= max(1, steps - 2)
         if ids:
             after = go_on(prompt, ids, len(text.encode()), **changes)
             assert (ids + after.ids, text.encode() + after.text) == (whole.ids, whole.text)

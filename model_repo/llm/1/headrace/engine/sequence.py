@@ -145,9 +145,10 @@ class Sequence:
         Of one that is drained nothing does: where another engine goes on with it, half a character would be spoilt, and
         a stop string that begins there would have been told in part.
         """
+        rest = self.fresh(self.joiner.flush())
         if reason != DRAINED:
-            return self.fresh(self.joiner.flush())
-        self.withheld += self.joiner.held - self.delivered.ids
+            return rest
+        self.withheld += len(rest.ids)
         return Release()
 
     def enter(self, lane: int, prefix: list[int], cached: int) -> None:
