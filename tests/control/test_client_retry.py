@@ -177,10 +177,11 @@ def resume(
     failures: int = 1,
     broken_s: float = 0.0,
     retry_after_s: float | None = None,
+    pushback: str | None = None,
     remaining_s: float | None = 60.0,
     jitter: float = 0.5,
 ) -> float | None:
-    broken = BrokenStream(code, reason, failures, broken_s, window_s=10.0, retry_after_s=retry_after_s)
+    broken = BrokenStream(code, reason, failures, broken_s, 10.0, retry_after_s, pushback)
     return decide_resume(POLICY, broken, remaining_s=remaining_s, jitter=jitter)
 
 
@@ -188,6 +189,8 @@ def resume(
     ("broken", "expected"),
     [
         pytest.param({}, 0.05, id="a lost connection, with jitter"),
+        pytest.param({"retry_after_s": 2.0, "pushback": "250"}, 0.25, id="pushback is kept"),
+        pytest.param({"pushback": "-1"}, None, id="also if it says never"),
         pytest.param({"code": "INTERNAL"}, 0.05, id="a reset stream"),
         pytest.param({"code": "UNKNOWN"}, 0.05, id="a stream that gRPC has removed"),
         pytest.param({"code": "CANCELLED"}, None, id="a call that was cancelled here"),

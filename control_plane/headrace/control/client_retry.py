@@ -139,6 +139,8 @@ class BrokenStream:
     """How long the service keeps a request that nobody reads."""
     retry_after_s: float | None = None
     """What the service named, seconds."""
+    pushback: str | None = None
+    """Trailer grpc-retry-pushback-ms as it came."""
 
 
 _BROKEN_CODES = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN"})
@@ -168,11 +170,11 @@ def decide_resume(
     """
     if not is_resumable(broken.code, broken.reason):
         return None
-    wait_s = broken.retry_after_s
+    wait_s = _named_wait_s(broken)
     if wait_s is None:
         doublings = min(broken.failures - 1, 32)
         wait_s = jitter * min(policy.backoff_max_s, policy.backoff_first_s * 2**doublings)
-    if broken.broken_s + wait_s >= broken.window_s or (remaining_s is not None and wait_s >= remaining_s):
+    if wait_s < 0 or broken.broken_s + wait_s >= broken.window_s or (remaining_s is not None and wait_s >= remaining_s):
         return None
     return wait_s
 
@@ -189,7 +191,7 @@ def _is_retryable(failure: AttemptFailure, attempts: int) -> bool:
     return failure.reason is Reason.DRAINING or RULES[failure.reason].retry is Retry.CLIENT
 
 
-def _named_wait_s(failure: AttemptFailure) -> float | None:
+def _named_wait_s(failure: AttemptFailure | BrokenStream) -> float | None:
     """The wait that the service asks for; negative for "do not", which an unreadable pushback means too (gRFC A6)."""
     if failure.pushback is None:
         return failure.retry_after_s

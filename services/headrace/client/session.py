@@ -209,7 +209,7 @@ class Session:
             failure = terminal.failure or failure
         elif rpc_error is None:
             return Outcome(error=self._broken("The service ended the stream without a terminal event."))
-        elif (resumed := self._resume(code, failure)) is not None:
+        elif (resumed := self._resume(code, failure, trailer(rpc_error, status.PUSHBACK))) is not None:
             return resumed
         if failure is not None and failure.reason is Reason.STORE_UNAVAILABLE and self._drops_key():
             return Outcome(wait_s=0.0)
@@ -225,7 +225,7 @@ class Session:
         error.__cause__ = rpc_error
         return Outcome(terminal=terminal, error=self._complete(error))
 
-    def _resume(self, code: str, failure: Failure | None) -> Outcome | None:
+    def _resume(self, code: str, failure: Failure | None, pushback: str | None) -> Outcome | None:
         """Judge a call that ended before its request did; None where nothing is to be gone on with."""
         reason = failure.reason if failure else None
         started_elsewhere = isinstance(self._request, pb.ResumeGenerateRequest)
@@ -258,12 +258,13 @@ class Session:
             broken_s=self._clock() - self._broken_at,
             window_s=accepted.retention.window_s if accepted and accepted.retention else RESUME_S,
             retry_after_s=failure.retry_after_s if failure else None,
+            pushback=pushback,
         )
         wait_s = decide_resume(
             self._retry or RetryPolicy(), broken, remaining_s=self._remaining_s(), jitter=self._draw()
         )
         if wait_s is None:
-            why = "the service was out of reach until its window or the deadline had passed"
+            why = "the service was out of reach, or asked to be left alone, until its window or the deadline had passed"
             return Outcome(error=self._lost(code, why))
         return Outcome(wait_s=wait_s)
 
