@@ -81,6 +81,16 @@ async def test_bytes_are_bounded_over_all_requests() -> None:
             await until(lambda: metric(h, "admission_held", bound="bytes") > 900_000)
 
 
+async def test_output_that_may_wait_for_its_reader_counts_as_bytes() -> None:
+    async with running(credit_window_tokens=1000) as h:
+        core = h.service.admission.core
+        async with holding(h, 1, prompt="x"):
+            plain = core.input_bytes
+            assert 16_000 < plain < 16_100
+        async with holding(h, 1, prompt="x", top_logprobs=2):
+            assert core.input_bytes > 3 * 16_000
+
+
 async def test_tokens_are_bounded_where_a_limit_is_set() -> None:
     async with running(tokens_max=100) as h, holding(h, 3, prompt="x", max_tokens=25):
         told = await refused(h, prompt="x", max_tokens=25)

@@ -3,7 +3,7 @@
     bound      of                     limit
     requests   the whole Router       `requests_max`
     tokens     the whole Router       `tokens_max`, where one is set
-    bytes      the whole Router       `bytes_max`: input of what runs, and events kept for readers
+    bytes      the whole Router       `bytes_max`: input, output that may wait for its reader, events kept
     requests   the revision           what its usable replicas can hold (headrace.control.router_capacity)
     tokens     the revision           the same, prompt and output as estimated
     replicas   the revision           all its replicas say that they refuse this priority
@@ -51,7 +51,7 @@ class Demand:
     tokens: int
     """Prompt and output, estimated."""
     size: int
-    """Bytes of its input."""
+    """Bytes of its input, and of output that may wait for its reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RouterAdmission:
 
     Args:
         requests_max: requests at a time, whatever the replicas could hold.
-        bytes_max: bytes of input and of events kept for readers.
+        bytes_max: bytes of input, of output that may wait for its reader, and of events kept.
         tokens_max: tokens of prompt and output that they may reserve; 0: what the replicas can hold.
         random: 0 <= random() < 1, for the spread of retries.
     """

@@ -25,6 +25,8 @@ from headrace.router.settings import RouterSettings
 
 BYTES_PER_TOKEN = 4
 """Of a text prompt; what it has in truth is known once an engine has cut it."""
+BUFFER_BYTES_PER_TOKEN = 16
+"""Of output that waits for its reader: text and id; as much again for each alternative with its logprob."""
 ROUTERS_S = 5.0
 """How often the number of Routers is taken over: the most that any Scheduler has told in this time."""
 
@@ -155,13 +157,14 @@ def demand_of(plan: Plan) -> Demand:
     """What a request takes, as estimated: never more tokens than its revision's context holds."""
     generate = plan.generate
     size = generate.ByteSize()
+    buffer = plan.window_tokens * BUFFER_BYTES_PER_TOKEN * (1 + generate.top_logprobs)
     prompt = len(generate.tokens.ids) or size // BYTES_PER_TOKEN
     output = generate.max_tokens if generate.HasField("max_tokens") else plan.output_tokens_max
     return Demand(
         revision=plan.revision.name,
         priority=priority_of(generate),
         tokens=min(prompt + output, plan.revision.execution.context_tokens),
-        size=size,
+        size=size + buffer,
     )
 
 

@@ -107,7 +107,8 @@ class RouterSettings(EtcdSettings):
     )
     held_bytes_max: int = Field(
         512 * 1024 * 1024,
-        description="Bytes of input, and of events kept for readers, that running requests may hold.",
+        description="Bytes that running requests may hold: input, output that may wait for its reader (16 bytes a token"
+        " of the window), and events kept.",
         ge=1024 * 1024,
     )
     retry_share: float = Field(
