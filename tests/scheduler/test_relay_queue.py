@@ -8,6 +8,7 @@ from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.priority import Priority
+from headrace.scheduler import session as session_module
 from support.relaying import REVISION, Bench
 from support.scripted_engine import admitted, finished
 
@@ -98,3 +99,16 @@ async def test_a_report_tells_the_load_the_routers_and_what_was_tried_again(benc
     assert load.prefill_tokens_per_second == 10
     assert load.admits_from == inference_pb2.PRIORITY_BATCH
     assert load.queue_wait.ToMilliseconds() == pytest.approx((2 + 1 + 1) * 1500 / 4, abs=5)
+
+
+async def test_what_waits_for_a_router_is_told_beside_its_bound_and_too_much_is_counted(bench):
+    bench.dispatch(1)
+    bench.tell(admitted(1))
+    bench.say(1, 7)
+    assert (bench.metric("send_buffer_tokens"), bench.metric("send_buffer_bytes")) == (7, 7)
+    assert bench.metric("send_buffer_tokens_max") == session_module.WAITING_TOKENS_MAX
+    bench.say(1, session_module.WAITING_TOKENS_MAX)
+    assert bench.metric("send_buffer_overflows_total") == 0
+    bench.relay.close_session(bench.session)
+    assert bench.metric("send_buffer_overflows_total") == 1
+    assert bench.metric("send_buffer_tokens") == 0

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from headrace.control.priority import Priority
 from headrace.control.worker_queue import WorkerQueue
 from headrace.scheduler.relay import Relay
+from headrace.scheduler.session import WAITING_BYTES_MAX, WAITING_TOKENS_MAX
 
 _PREFIX = "headrace_scheduler_"
 
@@ -54,6 +55,29 @@ def collect_queues(relay: Relay) -> Iterable[Any]:
     for names, value in tuple(ledger.counts.refused.items()):
         refused.add_metric(names, value)
     yield refused
+    yield from _send_buffers(relay)
+
+
+def _send_buffers(relay: Relay) -> Iterable[Any]:
+    """Output that waits for Routers; a session that has more than may wait is ended, SLOW_CONSUMER."""
+    sessions = tuple(relay.sessions.values())
+    for name, text, value in (
+        (
+            "send_buffer_tokens",
+            "Most output tokens that wait for one Router.",
+            _most(s.waiting_tokens for s in sessions),
+        ),
+        ("send_buffer_tokens_max", "Output tokens that may wait for one Router.", WAITING_TOKENS_MAX),
+        ("send_buffer_bytes", "Most bytes of text that wait for one Router.", _most(s.waiting_bytes for s in sessions)),
+        ("send_buffer_bytes_max", "Bytes of text that may wait for one Router.", WAITING_BYTES_MAX),
+    ):
+        yield GaugeMetricFamily(f"{_PREFIX}{name}", text, value=value)
+    text = "Sessions ended because more output waited for them than may."
+    yield CounterMetricFamily(f"{_PREFIX}send_buffer_overflows", text, value=relay.counts.overflows)
+
+
+def _most(values: Iterable[int]) -> int:
+    return max(values, default=0)
 
 
 def _by_priority(relay: Relay, queues: Iterable[WorkerQueue]) -> Iterable[Any]:

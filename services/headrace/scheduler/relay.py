@@ -74,6 +74,7 @@ class Relay:
             return
         self.counts.frames_out += session.writes
         self.counts.wakeups += session.wakeups
+        self.counts.overflows += session.is_overflown
         now = time.monotonic()
         for replica, tokens in self.ledger.close_session(session.number, now).items():
             self._engines[replica].cancel(tokens)

@@ -20,6 +20,8 @@ class RelayCounts:
     frames_in: int = 0
     frames_out: int = 0
     wakeups: int = 0
+    overflows: int = 0
+    """Sessions ended because more output waited for them than may."""
     dropped_tokens: int = 0
     """Output that had no owner any more."""
     hung: int = 0

@@ -66,6 +66,21 @@ class Session:
         self._overflown = False
         self.is_closing = False
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of output that wait to be sent."""
+        return self._waiting_tokens
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of text that wait to be sent."""
+        return self._waiting_bytes
+
+    @property
+    def is_overflown(self) -> bool:
+        """Whether more waited than may; the session ends for it."""
+        return self._overflown
+
     def put_output(self, batch: StepBatch) -> None:
         """Columns to forward, all of them this session's."""
         self._batches.append(batch)
