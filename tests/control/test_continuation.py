@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.control.attempt_log import AttemptCause
 from headrace.control.backoff import FREE_MAX, Retries
 from headrace.control.continuation import KnownAnswer
-from headrace.control.credit import CreditWindow
+from headrace.control.credit import CreditWindow, Reader
 from headrace.control.errors import Reason
 from headrace.control.lifecycle import Finish, Phase
 from headrace.control.request import AttemptEnd, Step
@@ -192,7 +192,7 @@ def test_the_fleets_budget_bounds_continuations_too() -> None:
 
 
 def test_its_queue_limit_is_behind_it_but_deadline_and_execution_go_on() -> None:
-    told = cut()  # admitted at 1.0; the limits are 20 in the queue, 30 in an engine, 100 in all
+    told = cut(retries=Retries(RetryBudget(), lambda: 0.0))  # admitted at 1.0; limits: 20 in the queue, 30 in an engine
     assert told.machine.next(25.0) is Step.RETRY
     assert not told.machine.tick(25.0)
     told.dispatch()
@@ -268,6 +268,8 @@ def test_credit_counts_over_the_whole_answer() -> None:
     window.output(8, 3.0)
     assert window.reopen(4.0) == 16
     assert window.paused_at == 4.0, "its reader has as much as it can hold"
+    window.attach(Reader.IMPLICIT, 2)
+    assert window.reopen(5.0) == 16, "a reader that goes back takes no credit from the engine"
 
 
 def test_what_is_known_of_an_answer_is_bounded() -> None:

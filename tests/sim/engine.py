@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from headrace.engine.continuation import Known, replay
 from headrace.engine.contract import StepBatch, merge
 from headrace.engine.loop import EngineLoop
 from headrace.engine.operations import OpenStream, Operation, Submit
-from headrace.engine.request import Sampling
+from headrace.engine.request import Continuation, Sampling
 from headrace.engine.sequence import Prepared
-from sim.model import SimulatedBackend
+from sim.model import END, PIECES, SimulatedBackend
 from sim.timeline import Pipe
 
 if TYPE_CHECKING:
@@ -94,7 +95,16 @@ class Engine:
             self._turn_in(max(1, math.ceil(wait_s * 1_000)))
 
 
-def submit(token: int, prompt: list[int], *, max_tokens: int, credit: int, now_ns: int, limits: Limits) -> Submit:
+def submit(
+    token: int,
+    prompt: list[int],
+    known: Continuation | None,
+    *,
+    max_tokens: int,
+    credit: int,
+    now_ns: int,
+    limits: Limits,
+) -> Submit:
     """An attempt as the engine's intake would hand it to the loop."""
     deadline_s, queue_s, execution_s = limits
     return Submit(
@@ -113,9 +123,14 @@ def submit(token: int, prompt: list[int], *, max_tokens: int, credit: int, now_n
                 deadline_ns=now_ns + int(deadline_s * 1e9),
                 queue_until_ns=0 if queue_s is None else now_ns + max(1, int(queue_s * 1e9)),
                 execution_ns=0 if execution_s is None else max(1, int(execution_s * 1e9)),
+                known=None if known is None else _replay(known),
             ),
         )
     )
+
+
+def _replay(known: Continuation) -> Known:
+    return replay(known, PIECES.__getitem__, stop_strings=(), stop_token_ids=(), end_tokens={END})
 
 
 Limits = tuple[float, float | None, float | None]

@@ -20,6 +20,7 @@ from sim.model import text_of, truth
 from sim.router import Event, Session
 from sim.scheduler import Admitted, Ended, Output, ToRouter
 from sim.track import Track
+from sim.violation import Violation
 
 if TYPE_CHECKING:
     from sim.client import Call, Client
@@ -31,14 +32,6 @@ STOPS_WITHIN_S = 0.5
 WAITING_MAX = 16
 TIMER_S = 0.06
 """Timers of the Router are looked at this often."""
-
-
-class Violation(AssertionError):
-    """A law is broken."""
-
-    def __init__(self, law: str, what: str) -> None:
-        super().__init__(f"{law}: {what}")
-        self.law = law
 
 
 class Laws:
@@ -71,18 +64,22 @@ class Laws:
     def on_dispatch(self, session: Session, wanted: Dispatched) -> None:
         track, machine, now = self.tracks[session], session.machine, self.world.time.now
         self.need(track.is_ended, "one_attempt", "an attempt starts while another may hold something")
-        self.need(not track.through[-1] and not machine.record.output_tokens, "retry", "an attempt after output")
+        arrived = machine.record.output_tokens
+        self.need(not arrived or session.ask.continues, "retry", "an attempt after output")
+        self.need(track.through[-1] == arrived, "retry", "what arrived was not told before another attempt")
         charged = machine.record.attempts - machine.record.attempts_free
         self.need(charged <= self.world.scenario.attempts_max, "retry", f"{charged} attempts")
         assert wanted.remaining_s is not None
         self.need(now + wanted.remaining_s <= machine.budget.deadline_at + 1e-9, "deadline", "a hop got a fresh one")
-        self.need(wanted.credit_limit <= session.ask.window, "credit", "more than a window to start with")
+        allowed = max(track.granted if arrived else 0, track.through[track.known] + session.ask.window)
+        self.need(wanted.credit_limit <= allowed, "credit", "more than a window to start with")
         held = machine.holdings._held & set(ENGINE_SIDE)
         self.need(held == {Resource.ENGINE_WORK}, "released_early", "a new attempt has what the old one held")
         track.held = frozenset(machine.holdings._held)
         track.attempt, track.attempt_version = wanted.token, wanted.record_version
         track.is_ended = track.is_admitted = False
-        track.granted = self.granted[wanted.token] = session.ask.window
+        track.is_unannounced = arrived > 0
+        track.granted = self.granted[wanted.token] = wanted.credit_limit
         self.owner[wanted.token] = session
         self.dispatches += 1
 
@@ -103,6 +100,9 @@ class Laws:
         self.need(sequence == len(track.through), "no_gap", f"event {sequence} after {len(track.through) - 1}")
         self.need(track.steps or step is Step.ACCEPTED, "no_gap", f"{step.name} comes first")
         track.steps.append(step)
+        self.need(step is not Step.CONTINUED or track.is_unannounced, "notice", "a continuation that is none")
+        track.is_unannounced &= step is not Step.CONTINUED
+        self.need(not (ids and track.is_unannounced), "notice", "output of a continuation that was not announced")
         track.ids += ids
         track.text += text
         track.through.append(track.through[-1] + len(ids))
@@ -120,6 +120,7 @@ class Laws:
             self.world.counts[f"reason_{getattr(session.machine.record.reason, 'name', None)}".lower()] += 1
             if finish in ("stop", "length"):
                 self.need(tuple(track.ids) == whole, "truth", f"{finish} after {len(track.ids)} of {len(whole)} tokens")
+                self.world.counts["continued_whole"] += Step.CONTINUED in track.steps
                 is_stop = len(answer) < ask.max_tokens
                 self.need((finish == "stop") == is_stop, "truth", f"{finish}, and the answer is another")
 
@@ -345,7 +346,7 @@ class Laws:
             book = ledger.workers[replica]
             if not engine.is_dead and not engine.loop._sequences.keys() <= book.attempts.keys():
                 raise Violation("released_early", "the engine still has what the Scheduler has forgotten")
-            if book.waiting > WAITING_MAX:
+            if book.waiting > WAITING_MAX + book.slots:
                 raise Violation("buffers", "too many attempts wait")
             if book.waiting < 0 or book.active < 0 or book.preempted < 0:
                 raise Violation("released_once", "a book below zero")

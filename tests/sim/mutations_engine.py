@@ -112,6 +112,6 @@ _match = PrefixIndex.match
 
 
 @breaks(PrefixIndex, "match", "kv", "truth")
-def a_prefix_matches_one_token_too_many(self: PrefixIndex, tokens: Any) -> Match | None:
-    match = _match(self, tokens)
+def a_prefix_matches_one_token_too_many(self: PrefixIndex, tokens: Any, salt: str = "") -> Match | None:
+    match = _match(self, tokens, salt)
     return None if match is None else Match(match.lane, match.length + 1)

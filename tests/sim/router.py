@@ -7,12 +7,15 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.control.attempt_book import Cause, Dispatched
+from headrace.control.attempt_log import AttemptCause
+from headrace.control.continuation import KnownAnswer
 from headrace.control.credit import CreditWindow, Reader
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Reason
 from headrace.control.event_log import EventLog, EventsExpired, LoggedEvent, Retention, UnknownSequence
 from headrace.control.lifecycle import Finish
 from headrace.control.request import AttemptEnd, RequestMachine, Step, Terms
+from headrace.engine.request import Continuation
 from sim.model import prompt_of
 from sim.scheduler import REVISION, Admitted, CancelAttempt, Credit, Dispatch, Ended, Output, ToRouter
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 TICK_MS = 50
+KNOWN_MAX = 40
 LINGER_S = 1.0
 """How long the end of a request waits for a write that its reader holds up."""
 CAUSE_OF = {
@@ -50,7 +54,9 @@ class Session:
         budget = Budget(
             now, now + ask.deadline_ms / 1_000, ask.queue_ms / 1_000 or None, ask.execution_ms / 1_000 or None
         )
-        terms = Terms(world.scenario.attempts_max, world.scenario.slow_consumer_ms / 1_000, resume_s)
+        known_max = KNOWN_MAX if ask.continues else 0
+        terms = Terms(world.scenario.attempts_max, world.scenario.slow_consumer_ms / 1_000, resume_s, known_max)
+        self.known = KnownAnswer(known_max)
         self.machine = RequestMachine(budget, CreditWindow(ask.window), terms, world.resources)
         self.log = EventLog(Retention(ask.log_events, 4_000, resume_s)) if resume_s else None
         self.reader: Call | None = None
@@ -75,7 +81,11 @@ class Session:
         machine, ask, now = self.machine, self.ask, self.world.time.now
         self.world.attempts += 1
         token = self.world.attempts
-        credit = machine.dispatch(token, replica)
+        credit = machine.dispatch(token, replica, now=now)
+        goes_on = machine.current.cause is AttemptCause.CONTINUATION
+        admitted_at, run_s = machine.record.admitted_at, machine.budget.execution_s
+        if goes_on and run_s is not None and admitted_at is not None:
+            run_s = max(0.001, admitted_at + run_s - now)
         wanted = Dispatched(
             token=token,
             session=self.world.link.number,
@@ -85,15 +95,16 @@ class Session:
             input_bytes=4 * ask.prompt,
             max_tokens=ask.max_tokens,
             remaining_s=machine.budget.for_next_hop_s(now),
-            queue_s=machine.budget.queue_remaining_s(now),
-            execution_s=machine.budget.execution_s,
+            queue_s=machine.budget.queue_s if goes_on else machine.budget.queue_remaining_s(now),
+            execution_s=run_s,
             credit_limit=credit,
             record_version=machine.record.attempt_version,
         )
         self.world.laws.on_dispatch(self, wanted)
-        self.world.counts["retry"] += machine.record.attempts > 1
+        self.world.counts["continue" if goes_on else "retry"] += machine.record.attempts > 1
+        known = Continuation(tuple(self.known.token_ids), self.known.text_bytes) if goes_on else None
         self.world.link.running[token] = self
-        self.world.link.send(Dispatch(wanted, prompt_of(ask.answer, ask.prompt, ask.prompt_seed)))
+        self.world.link.send(Dispatch(wanted, prompt_of(ask.answer, ask.prompt, ask.prompt_seed), known))
         return True
 
     # The reader
@@ -272,6 +283,7 @@ class Session:
         with self.world.laws.late_changes_nothing(self, message):
             if isinstance(message, Output):
                 if machine.output(message.token, len(message.ids), now):
+                    self.known.add(message.ids, len(message.text.encode()))
                     self._text.append(message.text)
                     self._ids += message.ids
             elif isinstance(message, Admitted):

@@ -12,10 +12,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sim.laws import Violation
 from sim.scenario import generate
 from sim.shrink import as_code, broken_law, shrink
 from sim.trace import Tracer
+from sim.violation import Violation
 from sim.world import World
 
 CHUNK = 250
@@ -34,8 +34,8 @@ NEEDED = (
     "repeated_dispatch", "repeated_credit", "repeated_cancel", "repeated_operation", "repeated_admit",
     "repeated_finish",
     # what follows
-    "retry", "refused_stale_epoch", "refused_draining", "refused_overloaded", "preempted", "resumed_after_preemption",
-    "ran_ahead",
+    "retry", "continue", "continued_whole", "refused_stale_epoch", "refused_draining", "refused_overloaded",
+    "preempted", "resumed_after_preemption", "ran_ahead",
     "cached_prompt", "granted", "paused", "log_full", "broken_off",
     "engine_refused_queue_timeout", "engine_refused_deadline_exceeded", "refused",
     # how requests end

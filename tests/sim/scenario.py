@@ -54,6 +54,8 @@ class Ask:
     """Events that the transport takes before the client reads."""
     log_events: int
     acts: tuple[Act, ...] = ()
+    continues: bool = False
+    """Another worker goes on where its own is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,24 @@ def generate(seed: int) -> Scenario:
     """The scenario of a seed. One in six is unlucky: long prompts, and one loss after another before any output.
     One in a hundred is crowded."""
     rng = Random(seed)
-    scenario = _generate(seed, rng)
+    scenario = _continued(_generate(seed, rng), Random(f"{seed} continues"))
     kind = rng.random()
     if kind < 0.01:
         return _crowd(scenario, rng)
     return _unlucky(scenario, rng) if kind < 0.17 else scenario
+
+
+def _continued(scenario: Scenario, rng: Random) -> Scenario:
+    """Some ask to be continued; in one of five runs all do, and workers are lost one after the other in mid-answer."""
+    if rng.random() < 0.8:
+        return replace(scenario, asks=tuple(replace(ask, continues=rng.random() < 0.3) for ask in scenario.asks))
+    asks = tuple(
+        replace(ask, continues=True, answer=rng.choice([12, 24, 40]), max_tokens=48, deadline_ms=6_000, execution_ms=0)
+        for ask in scenario.asks
+    )
+    kinds: tuple[FaultKind, ...] = ("kill", "kill", "blink", "drain")
+    faults = tuple(Fault(rng.randrange(50, 900), rng.choice(kinds), rng.randrange(2), 50) for _ in range(4))
+    return replace(scenario, asks=asks, faults=faults, workers=2, slots=2, attempts_max=3)
 
 
 def _crowd(scenario: Scenario, rng: Random) -> Scenario:

@@ -17,6 +17,7 @@ from headrace.control.lifecycle import Finish
 from headrace.control.request import AttemptEnd
 from headrace.engine.contract import StepBatch
 from headrace.engine.operations import Cancel, Grant
+from headrace.engine.request import Continuation
 from sim.engine import Engine, submit
 from sim.timeline import Pipe
 
@@ -44,6 +45,7 @@ ENGINE_END: Mapping[str, tuple[Finish, Reason | None]] = {
 class Dispatch(NamedTuple):
     wanted: Dispatched
     prompt: list[int]
+    known: Continuation | None = None
 
 
 class Credit(NamedTuple):
@@ -141,7 +143,7 @@ class Scheduler:
     def cut_worker(self, replica: str) -> None:
         """The grace of a drain is over."""
         for token in self.ledger.cancel_worker(replica, Cause.DRAINED, self.world.time.now):
-            self._tell_engine(replica, Cancel((token,), "cancelled"))
+            self._tell_engine(replica, Cancel((token,), "drained"))
         self._advance()
 
     # Sessions
@@ -185,7 +187,7 @@ class Scheduler:
     def _dispatch(self, message: Dispatch, now: float) -> None:
         wanted = message.wanted
         try:
-            self.ledger.dispatch(wanted, now, message.prompt)
+            self.ledger.dispatch(wanted, now, (message.prompt, message.known))
         except DuplicateAttempt:
             return
         except Failure as failure:
@@ -219,7 +221,7 @@ class Scheduler:
             budget = attempt.budget
             operation = submit(
                 attempt.token,
-                attempt.payload,
+                *attempt.payload,
                 max_tokens=attempt.max_tokens,
                 credit=attempt.credit_limit,
                 now_ns=self.world.time.now_ns,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-from sim.laws import Violation
 from sim.scenario import Ask, Scenario
+from sim.violation import Violation
 from sim.world import World
 
 TRIES_MAX = 600

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from sim.laws import Violation
 from sim.mutations import MUTATIONS, Mutation
 from sim.run import Report, explain, run_many, run_seeds
 from sim.scenario import generate
 from sim.shrink import as_code, broken_law, shrink
 from sim.trace import Tracer
+from sim.violation import Violation
 from sim.world import World
 
 RUNS = 2_000

@@ -30,6 +30,8 @@ class Track:
     attempt_version: int = 0
     is_admitted: bool = False
     is_ended: bool = True
+    is_unannounced: bool = False
+    """Its attempt is a continuation, and the reader does not know."""
     granted: int = 0
     version: int = 0
     finish: Finish | None = None

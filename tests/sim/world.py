@@ -9,12 +9,13 @@ from typing import Any
 from headrace.control.holdings import ReleaseError, ResourceLedger
 from headrace.engine.ledger import LedgerError
 from sim.client import Client
-from sim.laws import Laws, Violation
+from sim.laws import Laws
 from sim.link import Link
 from sim.router import Router
 from sim.scenario import Fault, Scenario
 from sim.scheduler import Scheduler
 from sim.timeline import EVENTS_MAX, Timeline
+from sim.violation import Violation
 
 
 class World:
