@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 DEADLINE_S = 90.0
 MARGIN_S = 10.0
+SHORT = ("--idempotency-ttl-s", "2", "--resume-window-s", "1")
 Transcript = tuple[list[bytes], Failure | None]
 
 
@@ -159,11 +160,11 @@ async def test_a_router_that_is_killed_in_the_middle_is_told_truthfully(stack: R
 
 async def test_a_key_expires_in_the_store_and_runs_again(stack: RunningStack, tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as opened:
-        two = await opened.enter_async_context(routers(stack, tmp_path, "--idempotency-ttl-s", "2"))
+        two = await opened.enter_async_context(routers(stack, tmp_path, *SHORT))
         channels = [await opened.enter_async_context(grpc.aio.insecure_channel(router.address)) for router in two]
         request = keyed(2)
         once = [await read(channel, request) for channel in channels]
-        await asyncio.sleep(2.1)
+        await asyncio.sleep(2.5)
         again = [await read(channel, request) for channel in reversed(channels)]
     assert once[0] == once[1]
     assert again[0] == again[1] != once[0]
