@@ -121,8 +121,9 @@ def decoded(stored: StoredSnapshot) -> dict[bytes, Shard]:
 
 
 def by_name(snapshot: RoutingSnapshot) -> RoutingSnapshot:
-    """The same with its replicas in the order of their names, made from scratch."""
-    return replace(snapshot, replicas=tuple(sorted(snapshot.replicas, key=lambda r: r.name)))
+    """The same with its replicas and tenants in the order of their names, made from scratch."""
+    replicas, tenants = (sorted(found, key=lambda r: r.name) for found in (snapshot.replicas, snapshot.tenants))
+    return replace(snapshot, replicas=tuple(replicas), tenants=tuple(tenants))
 
 
 def check_same(found: RoutingSnapshot, expected: RoutingSnapshot) -> None:

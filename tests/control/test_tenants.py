@@ -9,7 +9,7 @@ import pytest
 from headrace.control.errors import Failure, InvalidRequest, Reason
 from headrace.control.priority import Priority
 from headrace.control.resources import Engine, Execution, Revision
-from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot, compile_snapshot
+from headrace.control.snapshot import InconsistentSnapshot, Part, RoutingSnapshot, compile_snapshot
 from headrace.control.tenants import (
     ApiKey,
     Tenant,
@@ -95,6 +95,26 @@ def test_a_snapshot_finds_a_tenant_by_name_key_and_certificate() -> None:
     assert dict(snapshot.tenant_by_certificate) == {"spiffe://acme": ACME}, "what two claim is nobody's"
     with pytest.raises(InconsistentSnapshot):
         RoutingSnapshot("here", 1, tenants=(ACME, ACME))
+
+
+def test_what_two_parts_of_a_snapshot_claim_is_nobodys_and_the_rest_is_found() -> None:
+    snapshot = RoutingSnapshot("here", 1, parts=(Part(tenants=(OTHER,)), Part(), Part(tenants=(ACME,))))
+    assert snapshot.tenants == (OTHER, ACME)
+    assert dict(snapshot.tenant_by_certificate) == {"spiffe://acme": ACME}
+    assert dict(snapshot.tenant_by_name) == {"tenants/acme": ACME, "tenants/other": OTHER}
+    assert snapshot.tenant_by_key_digest.get(KEY.sha256) == (ACME, KEY)
+    assert snapshot.tenant_by_certificate.get("both") is None
+    third = Tenant("tenants/third", certificate_names=("both", "own"))
+    for parts in (
+        [(ACME, OTHER), (third,)],
+        [(third,), (OTHER, ACME)],
+        [(ACME, OTHER, third)],
+        [(ACME,), (OTHER,), (third,)],
+    ):
+        snapshot = RoutingSnapshot("here", 1, parts=tuple(Part(tenants=some) for some in parts))
+        assert dict(snapshot.tenant_by_certificate) == {"spiffe://acme": ACME, "own": third}
+    with pytest.raises(InconsistentSnapshot):
+        RoutingSnapshot("here", 1, parts=(Part(tenants=(ACME,)), Part(tenants=(ACME,))))
 
 
 def test_a_certificate_that_two_claim_is_reported() -> None:

@@ -213,12 +213,16 @@ async def test_past_the_hard_age_credentials_start_nothing(past_hard_age: str) -
         assert (await refused(h, *bearer(ACME_KEY))).reason is Reason.SNAPSHOT_TOO_OLD
         if past_hard_age == "serve":
             await served(h)
-        ended = await h.stub.CancelRequest(
-            pb.CancelRequestRequest(request=name), metadata=bearer(ACME_KEY), timeout=0.1
-        )
-        assert ended.name == name, "what runs may be cancelled"
-        await finish(h, dispatch)
+        ask = pb.CancelRequestRequest(request=name)
+        cancelled = asyncio.create_task(_awaited(h.stub.CancelRequest(ask, metadata=bearer(ACME_KEY))))
+        assert (await soon(h.scheduler.cancels)).attempt == dispatch.attempt, "what runs may be cancelled"
+        await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_CANCELLED)
+        assert (await cancelled).name == name
         await collect(answer)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 async def test_health_and_reflection_can_be_closed() -> None:

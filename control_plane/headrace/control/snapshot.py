@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from headrace.control.errors import Failure, Reason
 from headrace.control.resources import Alias, Artifact, Replica, ReplicaState, Revision
 from headrace.control.revocation import Revocation
-from headrace.control.tenants import ApiKey, Tenant, contested_certificates, directory
+from headrace.control.tenants import ApiKey, Directory, Tenant, contested_certificates, directory, join
 
 T = TypeVar("T", Artifact, Revision, Alias, Replica, Revocation, Tenant)
 M = TypeVar("M", Revision, Alias)
@@ -50,6 +50,7 @@ class Part:
     replica_names: frozenset[str] = field(init=False, repr=False, compare=False)
     replicas_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
     ready_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
+    directory: Directory = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Index and check."""
@@ -59,9 +60,11 @@ class Part:
         replicas_of: dict[str, list[Replica]] = {}
         for replica in self.replicas:
             replicas_of.setdefault(replica.revision, []).append(replica)
-        _index("tenant", self.tenants)
-        ready_of = {name: [r for r in found if r.state is ReplicaState.READY] for name, found in replicas_of.items()}
         put = object.__setattr__
+        put(self, "directory", directory(self.tenants))
+        if len(self.directory.by_name) != len(self.tenants):
+            raise InconsistentSnapshot("a tenant occurs twice")
+        ready_of = {name: [r for r in found if r.state is ReplicaState.READY] for name, found in replicas_of.items()}
         put(self, "artifact_by_name", _index("artifact", self.artifacts))
         put(self, "revision_by_name", _index("revision", self.revisions))
         put(self, "alias_by_name", _index("alias", self.aliases))
@@ -96,7 +99,7 @@ class RoutingSnapshot:
     digest: str = field(default="", compare=False)
     """Of the shards and the revocations, in hex; "" while it is not published."""
     tenants: tuple[Tenant, ...] = ()
-    """By name."""
+    """In the order of the parts, by name in each."""
     parts: InitVar[tuple[Part, ...]] = ()
     revision_by_name: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
     alias_by_name: Mapping[str, Alias] = field(init=False, repr=False, compare=False)
@@ -121,8 +124,7 @@ class RoutingSnapshot:
             put(self, "revisions", tuple(chain.from_iterable(part.revisions for part in parts)))
             put(self, "aliases", tuple(chain.from_iterable(part.aliases for part in parts)))
             put(self, "replicas", tuple(chain.from_iterable(part.replicas for part in parts)))
-            tenants = sorted(chain.from_iterable(part.tenants for part in parts), key=lambda t: t.name)
-            put(self, "tenants", tuple(tenants))
+            put(self, "tenants", tuple(chain.from_iterable(part.tenants for part in parts)))
         else:
             parts = (Part(self.artifacts, self.revisions, self.aliases, self.replicas, self.tenants),)
         put(self, "artifact_by_name", MappingProxyType(_merged_artifacts(parts)))
@@ -133,8 +135,8 @@ class RoutingSnapshot:
         put(self, "replicas_of", _grouped(self.revision_by_name, [part.replicas_of for part in parts]))
         put(self, "ready_of", _grouped(self.revision_by_name, [part.ready_of for part in parts]))
         put(self, "revocation_of", _index("revocation", self.revocations))
-        found = directory(self.tenants)
-        if len(found.by_name) != len(self.tenants):
+        found = join(part.directory for part in parts if part.tenants)
+        if len(frozenset().union(*(part.directory.by_name for part in parts))) != len(self.tenants):
             raise InconsistentSnapshot("a tenant occurs twice")
         put(self, "tenant_by_name", found.by_name)
         put(self, "tenant_by_key_digest", found.by_digest)

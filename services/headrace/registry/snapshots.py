@@ -19,7 +19,8 @@ class SnapshotCalls(Records):
         """Return the published snapshot, or an earlier one that is kept, without its replicas."""
         snapshot = await history.read_snapshot(self._store, request.version)
         message = route_codec.snapshot_to_proto(snapshot)
-        message.tenants.extend(tenant_codec.tenant_to_proto(t, with_digests=False) for t in snapshot.tenants)
+        tenants = sorted(snapshot.tenants, key=lambda t: t.name)
+        message.tenants.extend(tenant_codec.tenant_to_proto(t, with_digests=False) for t in tenants)
         return pb.GetSnapshotResponse(snapshot=message)
 
     async def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: Any) -> pb.ListSnapshotsResponse:  # noqa: N802
