@@ -72,13 +72,14 @@ def test_draining_refuses_new_attempts_and_keeps_the_old(ledger):
 
 def test_only_so_many_wait(ledger):
     limit = ledger.queues["replicas/a"].requests_max
-    for token in range(1, limit + 1):
+    for token in range(1, limit + 3):  # two of them have a slot as good as certain
         ledger.dispatch(wanted(token), 0.0)
     with pytest.raises(Failure) as refused:
         ledger.dispatch(wanted(1000), 0.0)
     assert refused.value.reason is Reason.OVERLOADED
     assert refused.value.metadata == {"queueDepth": str(limit), "limit": str(limit), "stage": "requests"}
     ledger.admit(1, RUN, 5, 1.0)
+    ledger.finish(1, RUN)
     ledger.dispatch(wanted(1001), 1.0)
 
 

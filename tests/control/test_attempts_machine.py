@@ -194,7 +194,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert kept.shorts == sum(a.load_class.is_short and not a.is_queued for a in here)
             assert queue.waiting.tokens == sum(a.kv_cells for a in here if a.is_queued)
             assert queue.waiting.tokens <= max(queue.tokens_max, 100)
-            assert kept.waiting <= queue.requests_max
+            assert queue.depth <= queue.requests_max
+            assert kept.waiting <= queue.requests_max + kept.slots
             # At most the slots and what is staged, but for those that came back from a preemption.
             assert kept.staged <= kept.slots + 1
             assert kept.waiting + kept.active + kept.preempted == len(here)

@@ -157,7 +157,7 @@ def test_each_bound_refuses_with_its_own_numbers_and_is_never_exceeded(settings,
         except Failure as failure:
             refused = failure
             break
-        assert bench.book.waiting <= bench.queue.requests_max
+        assert bench.queue.depth <= bench.queue.requests_max
         assert bench.queue.waiting.tokens <= bench.queue.tokens_max
         assert bench.ledger.waiting_bytes <= bench.queue.bytes_max
     assert refused is not None
@@ -176,6 +176,15 @@ def test_a_refusal_says_when_to_come_again_by_measured_times():
     bench.dispatch(3, 4, 5, 6)  # 2 s each on two slots; one of them is staged
     refused = bench.refused(7)
     assert refused.retry_after_s == pytest.approx((3 * 2 + 2 + 2) / 2)
+
+
+def test_a_burst_may_fill_all_slots_and_the_whole_queue():
+    bench = Bench(slots=8, requests_max=16)
+    bench.dispatch(*range(1, 8 + 16 + 1))
+    assert bench.queue.depth == 16
+    assert bench.refused(100).metadata["queueDepth"] == "16"
+    bench.begin(*range(1, 9))
+    assert bench.queue.depth == 16  # nothing has changed by their admission
 
 
 def test_whoever_ranks_higher_takes_the_place_of_the_youngest_of_the_lowest():

@@ -78,7 +78,7 @@ class WorkerOverload:
         pressure = pressure_of(
             queue_age_s=head_age_s or 0.0,
             target_s=self.settings.queue_age_target_s,
-            waiting=book.waiting,
+            waiting=queue.depth,
             waiting_max=queue.requests_max,
         )
         book.admits_from = floor(self.brownout.observe(pressure, now), highest)

@@ -92,6 +92,12 @@ class WorkerQueue:
         return self._settings.requests_max or max(WAITING_MIN, WAITING_PER_SLOT * self.book.slots)
 
     @property
+    def depth(self) -> int:
+        """Attempts that wait for a slot; those that the engine has and has one for do not."""
+        book = self.book
+        return len(self.waiting) + min(book.staged, max(0, book.active + book.staged - self.limit))
+
+    @property
     def tokens_max(self) -> int:
         """KV cells that those who wait may need; 0: the worker has not said how many it has."""
         return int(self._settings.kv_times_max * self.book.kv_cells)
@@ -114,7 +120,7 @@ class WorkerQueue:
         CRITICAL is never refused by this: whether there is room for it is decided when it comes.
         """
         lowest = self.book.admits_from
-        if self.book.waiting < self.requests_max and self.book.preempted < self.requests_max:
+        if self.depth < self.requests_max and self.book.preempted < self.requests_max:
             return lowest
         waits = min(self.waiting.waiting, default=Priority.STANDARD)
         return max(lowest, Priority(min(waits + 1, Priority.CRITICAL)))
@@ -132,7 +138,7 @@ class WorkerQueue:
         if wanted.priority < book.admits_from:
             stage = {"admitsFrom": book.admits_from.name, "priority": wanted.priority.name, "stage": "priority"}
             raise self._overloaded("Requests of this priority are refused for a while.", stage, wanted.priority, now)
-        requests = book.waiting + 1 - self.requests_max
+        requests = self.depth + 1 - self.requests_max
         tokens = self.waiting.tokens + cells - self.tokens_max if self.tokens_max and len(self.waiting) else 0
         bytes_ = waiting_bytes + wanted.input_bytes - self.bytes_max
         # Preempted ones have a bound of their own: readers that stand still must not close the queue for the others.
@@ -149,7 +155,7 @@ class WorkerQueue:
         if victims and not is_stuck:
             return victims
         if requests > 0 or is_stuck:
-            depth = max(book.waiting, book.preempted)
+            depth = max(self.depth, book.preempted)
             said = {"queueDepth": str(depth), "limit": str(self.requests_max), "stage": "requests"}
             raise self._overloaded("Too many attempts wait for this replica.", said, wanted.priority, now)
         if tokens > 0:
@@ -160,7 +166,7 @@ class WorkerQueue:
 
     def shed_failure(self, attempt: Attempt, now: float) -> Failure:
         """What is said to one that has to go."""
-        said = {"queueDepth": str(self.book.waiting), "limit": str(self.requests_max), "stage": "shed"}
+        said = {"queueDepth": str(self.depth), "limit": str(self.requests_max), "stage": "shed"}
         return self._overloaded("Work of higher priority took its place in the queue.", said, attempt.priority, now)
 
     def put(self, attempt: Attempt, expected: Expected, now: float) -> None:
