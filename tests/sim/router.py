@@ -57,7 +57,7 @@ class Session:
         known_max = KNOWN_MAX if ask.continues else 0
         terms = Terms(world.scenario.attempts_max, world.scenario.slow_consumer_ms / 1_000, resume_s, known_max)
         self.known = KnownAnswer(known_max)
-        self.machine = RequestMachine(budget, CreditWindow(ask.window), terms, world.resources)
+        self.machine = RequestMachine(budget, CreditWindow(ask.window), terms, world.resources, world.pauses.policy)
         self.log = EventLog(Retention(ask.log_events, 4_000, resume_s)) if resume_s else None
         self.reader: Call | None = None
         self.is_closed = False
@@ -75,7 +75,7 @@ class Session:
     def start(self) -> bool:
         """Dispatch an attempt; False: nobody can take it."""
         place = self.world.router.place(self.machine.record.tried)
-        if place is None:
+        if place is None or not self.world.pauses.may_start(self):
             return False
         replica, epoch = place
         machine, ask, now = self.machine, self.ask, self.world.time.now
@@ -148,6 +148,7 @@ class Session:
         while True:
             step = machine.next(now)
             if step is Step.WAIT or step is Step.OVER:
+                self.world.pauses.await_retry(self)
                 return None
             if step is Step.RETRY:
                 if not self.start():
@@ -266,6 +267,7 @@ class Session:
             return
         if self._over_at is None:
             self._over_at = now
+            self.world.pauses.on_over(self)
         if self.reader is not None:
             return
         if self.log is not None and self.log.retention.window_s > now - self._over_at:
@@ -275,6 +277,11 @@ class Session:
             self.log.clear()
         self.machine.close()
         self.world.laws.on_closed(self)
+
+    def look(self) -> None:
+        """The time of the next attempt may have come."""
+        if not self.is_closed:
+            self._proceed()
 
     # What the link says
 
@@ -289,7 +296,8 @@ class Session:
             elif isinstance(message, Admitted):
                 machine.admitted(message.token, message.version, now, cached_tokens=message.cached)
             else:
-                machine.ended(message.token, message.version, message.end, now)
+                if machine.ended(message.token, message.version, message.end, now):
+                    self.world.pauses.on_ended(self, message.end)
         self._proceed()
 
     def take_again(self, message: ToRouter, is_forged: bool) -> None:

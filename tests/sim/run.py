@@ -34,7 +34,8 @@ NEEDED = (
     "repeated_dispatch", "repeated_credit", "repeated_cancel", "repeated_operation", "repeated_admit",
     "repeated_finish",
     # what follows
-    "retry", "continue", "continued_whole", "refused_stale_epoch", "refused_draining", "refused_overloaded",
+    "retry", "retry_paused", "push_back_obeyed", "refused_budget",
+    "continue", "continued_whole", "refused_stale_epoch", "refused_draining", "refused_overloaded",
     "preempted", "resumed_after_preemption", "ran_ahead",
     "cached_prompt", "granted", "paused", "log_full", "broken_off",
     "engine_refused_queue_timeout", "engine_refused_deadline_exceeded", "refused",

@@ -90,13 +90,17 @@ class Scenario:
     preempt_after_ms: int
     run_ahead: int
     """Tokens that engines run ahead of the credit; 0: they pause."""
+    push_back_ms: int = 0
+    """How long a lost worker asks not to be tried again, now and then; 0: never."""
+    retry_floor: int = 100
+    """Attempts beyond the first, in any 10 s, that the budget allows without successes."""
 
 
 def generate(seed: int) -> Scenario:
     """The scenario of a seed. One in six is unlucky: long prompts, and one loss after another before any output.
     One in a hundred is crowded."""
     rng = Random(seed)
-    scenario = _continued(_generate(seed, rng), Random(f"{seed} continues"))
+    scenario = _paused(_continued(_generate(seed, rng), Random(f"{seed} continues")), Random(f"{seed} pauses"))
     kind = rng.random()
     if kind < 0.01:
         return _crowd(scenario, rng)
@@ -114,6 +118,11 @@ def _continued(scenario: Scenario, rng: Random) -> Scenario:
     kinds: tuple[FaultKind, ...] = ("kill", "kill", "blink", "drain")
     faults = tuple(Fault(rng.randrange(50, 900), rng.choice(kinds), rng.randrange(2), 50) for _ in range(4))
     return replace(scenario, asks=asks, faults=faults, workers=2, slots=2, attempts_max=3)
+
+
+def _paused(scenario: Scenario, rng: Random) -> Scenario:
+    """Sometimes a loss pushes back, sometimes there is little room for retries."""
+    return replace(scenario, push_back_ms=rng.choice([0, 0, 120, 600]), retry_floor=rng.choice([100, 100, 100, 1, 0]))
 
 
 def _crowd(scenario: Scenario, rng: Random) -> Scenario:

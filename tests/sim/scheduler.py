@@ -314,6 +314,7 @@ class Scheduler:
             reason,
             is_retryable=reason is not None and RULES[reason].retry is Retry.ROUTER,
             is_free=reason is Reason.DRAINING and attempt.admitted_at is None,
+            push_back_s=self.world.pauses.push_back_s() if reason is Reason.WORKER_LOST_BEFORE_OUTPUT else None,
             release_s=release_s,
             output_tokens=tokens,
         )

@@ -11,6 +11,7 @@ from headrace.engine.ledger import LedgerError
 from sim.client import Client
 from sim.laws import Laws
 from sim.link import Link
+from sim.pauses import Pauses
 from sim.router import Router
 from sim.scenario import Fault, Scenario
 from sim.scheduler import Scheduler
@@ -28,6 +29,7 @@ class World:
         """Also the token of the newest one."""
         self.time = Timeline(scenario.seed)
         self.laws = Laws(self)
+        self.pauses = Pauses(self)
         self.resources = ResourceLedger()
         self.scheduler = Scheduler(self)
         self.link = Link(self)
@@ -51,6 +53,7 @@ class World:
                 if watch is not None:
                     watch(self)
                 self.laws.check()
+                self.pauses.check()
                 if self.time.events > EVENTS_MAX:
                     raise Violation("liveness", f"still busy after {EVENTS_MAX} events")
             self.laws.finish()
