@@ -97,16 +97,17 @@ class Filters:
             return "tried"
         if not replica.epoch or (self._stale and self._is_stale(replica, question.now)):
             return "epoch"
-        zone = replica.failure_domain.zone
-        if demand.zones and zone not in demand.zones:
-            return "zone"
-        if zone in self._zones_excluded:
-            return "zone excluded"
+        if demand.zones or self._zones_excluded:
+            zone = replica.failure_domain.zone
+            if demand.zones and zone not in demand.zones:
+                return "zone"
+            if zone in self._zones_excluded:
+                return "zone excluded"
         if demand.is_tokens and 0 < replica.kv_cells < demand.prompt_size:
             return "capability"
         if not question.reachable(replica.endpoint):
             return "unreachable"
-        if ejected and self._outliers.excludes(name, question.now):
+        if ejected and self._outliers.is_any_out and self._outliers.excludes(name, question.now):
             return "ejected" if self._outliers.health(name, question.now) is Health.EJECTED else "probed"
         return ""
 

@@ -87,6 +87,11 @@ class Outliers:
         """Those that are not CLOSED, by revision, the longest out first."""
         self._sizes: dict[str, int] = {}
 
+    @property
+    def is_any_out(self) -> bool:
+        """Whether any replica is not CLOSED."""
+        return bool(self._out)
+
     def resize(self, replicas_of: Mapping[str, int]) -> None:
         """The revisions have so many replicas now. Where too many are out, the longest out come back."""
         self._sizes = dict(replicas_of)
@@ -116,8 +121,6 @@ class Outliers:
 
     def excludes(self, replica: str, now: float) -> bool:
         """Whether it is left out now: it is ejected, or its probe is on the way."""
-        if not self._out:
-            return False
         record = self._records.get(replica)
         if record is None or record.health is Health.CLOSED:
             return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 BLOCK_BYTES = 256
 BLOCK_TOKENS = 64
@@ -96,10 +97,7 @@ class PrefixIndex:
                 low = middle
             else:
                 high = middle - 1
-        if not low:
-            return []
-        names = reversed(self._holders[blocks[low - 1]])
-        return [name for name, _ in zip(names, range(most), strict=False)]
+        return list(islice(reversed(self._holders[blocks[low - 1]]), most)) if low else []
 
     def depth(self, replica: str, blocks: tuple[bytes, ...]) -> int:
         """Blocks of a prompt's beginning that a replica is believed to keep."""
@@ -114,6 +112,13 @@ class PrefixIndex:
             else:
                 high = middle - 1
         return low
+
+    def believed(self, replica: str, blocks: tuple[bytes, ...]) -> float:
+        """Blocks of a prompt's beginning that one may count on: the depth, times the trust."""
+        shelf = self._shelves.get(replica)
+        if shelf is None or blocks[0] not in shelf.blocks:
+            return 0.0
+        return self.depth(replica, blocks) * self.trust(replica)
 
     def trust(self, replica: str) -> float:
         """How much of what was expected of a replica's cache came true lately, 0 to 1."""

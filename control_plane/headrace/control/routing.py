@@ -214,7 +214,7 @@ class Routing:
         found: list[Replica] = []
         for _ in range(DRAWS_MAX):
             drawn = pool[int(random() * len(pool))]
-            if drawn in found or excluded_by(drawn, question):
+            if (found and drawn is found[0]) or excluded_by(drawn, question):
                 continue
             found.append(drawn)
             if len(found) == CHOICES:
@@ -248,15 +248,14 @@ class Routing:
         if standing is None or standing.replica is None:
             standing = Standing(name, loads.habits(replica.revision))
             standing.replica = replica
-        tokens, cached_share = float(demand.prompt_size), 0.0
-        if not demand.is_tokens:
-            tokens /= standing.habits.bytes_per_token
-        if demand.blocks and (depth := self.prefixes.depth(name, demand.blocks)):
-            cached_share = min(1.0, depth * demand.block_size / demand.prompt_size) * self.prefixes.trust(name)
+        tokens = demand.prompt_size if demand.is_tokens else demand.prompt_size / standing.habits.bytes_per_token
+        cached_share = 0.0
+        if demand.blocks:
+            cached_share = self.prefixes.believed(name, demand.blocks) * demand.block_size / demand.prompt_size
         return scores.score(
             standing,
             loads.weight(standing, now),
-            self.slow_start.weight(name, now),
+            self.slow_start.weight(name, now) if self.slow_start.is_any else 1.0,
             tokens,
             demand.output_tokens,
             cached_share,

@@ -39,7 +39,7 @@ class Score(NamedTuple):
     prefill: float = 0.0
     """Of the whole prompt."""
     kv_headroom: float = 0.0
-    """Until cells for prompt and output are free."""
+    """Until cells for prompt and output are free: all of them turn over once in the time of an attempt."""
     prefix_locality: float = 0.0
     """The prefill that a kept prefix saves."""
     affinity: float = 0.0
@@ -97,8 +97,9 @@ def score(
         fresh, aged = wait_s(own, width, service_s), wait_s(own + others, width, service_s)
     else:
         width, rate = report.width, report.prefill_tokens_per_s or habits.prefill_tokens_per_s
-        others = weight * standing.theirs + (1.0 - weight) * habits.others_per_slot * width
-        fresh, aged = wait_s(own + standing.theirs, width, service_s), wait_s(own + others, width, service_s)
+        theirs = standing.theirs
+        others = weight * theirs + (1.0 - weight) * habits.others_per_slot * width
+        fresh, aged = wait_s(own + theirs, width, service_s), wait_s(own + others, width, service_s)
         if report.queue_wait_s is not None:
             # The Scheduler measured; what has changed since is ours to add.
             measured = report.queue_wait_s - _queue_s(report.active + report.waiting, width, service_s)
@@ -108,34 +109,22 @@ def score(
             aged, fresh = aged + weight * REFUSAL_S, fresh + REFUSAL_S
     prefill = prompt_tokens / rate
     saved = prefill * cached_share
-    slow = 0.0
+    kv = slow = spread = 0.0
+    if report is not None and report.kv_cells:
+        needed = prompt_tokens * (1.0 - cached_share) + output_tokens
+        missing = needed - report.kv_cells + report.kv_cells_reserved
+        kv = weight * service_s * min(1.0, missing / report.kv_cells) if missing > 0.0 else 0.0
     if ramp < 1.0:
-        narrow = max(1.0, width * ramp)
-        slow = wait_s(own + others, narrow, service_s) - wait_s(own + others, width, service_s)
-    return Score(
-        fresh,
-        prefill,
-        _kv_s(standing, weight, prompt_tokens * (1.0 - cached_share) + output_tokens),
-        -saved,
-        -(AFFINITY_S + (AFFINITY * prefill if not saved else 0.0)) if is_home else 0.0,
-        _spread_s(standing, habits, failed) if failed or len(habits.slots_by_zone) > 1 else 0.0,
-        slow,
-        aged - fresh,
-    )
+        slow = wait_s(own + others, max(1.0, width * ramp), service_s) - wait_s(own + others, width, service_s)
+    if failed or len(habits.slots_by_zone) > 1:
+        spread = _spread_s(standing, habits, failed)
+    home = -AFFINITY_S - (0.0 if saved else AFFINITY * prefill) if is_home else 0.0
+    return Score(fresh, prefill, kv, -saved, home, spread, slow, aged - fresh)
 
 
 def _queue_s(attempts: float, width: float, service_s: float) -> float:
     queued = attempts + 1.0 - width
     return service_s * queued / width if queued > 0.0 else 0.0
-
-
-def _kv_s(standing: Standing, weight: float, needed: float) -> float:
-    """All cells turn over once in the time of an attempt."""
-    report = standing.report
-    if report is None or not report.kv_cells:
-        return 0.0
-    missing = needed - (report.kv_cells - report.kv_cells_reserved)
-    return weight * standing.habits.service_s * min(1.0, missing / report.kv_cells) if missing > 0.0 else 0.0
 
 
 def _spread_s(standing: Standing, habits: Habits, failed: tuple[FailureDomain, ...]) -> float:

@@ -26,6 +26,11 @@ class SlowStart:
         self._floor = floor
         self._since: dict[str, float] = {}
 
+    @property
+    def is_any(self) -> bool:
+        """Whether any replica is in its ramp."""
+        return bool(self._since)
+
     def begin(self, replica: str, now: float) -> None:
         """Start a replica's ramp."""
         if self._ramp_s > 0.0:
@@ -37,8 +42,6 @@ class SlowStart:
 
     def weight(self, replica: str, now: float) -> float:
         """How much of its load it takes now, from the floor to 1."""
-        if not self._since:
-            return 1.0
         since = self._since.get(replica)
         if since is None:
             return 1.0
