@@ -64,6 +64,24 @@ def test_a_setting_that_does_not_exist_is_refused_wherever_it_is(tmp_path: Path)
     assert "HEADRACE_ROUTER_LISTNE" in command("router", HEADRACE_ROUTER_LISTNE="x").stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--tls-certificate", "{here}", "--tls-key", "/none/tls.key"],
+            "'tls_key': cannot read /none/tls.key: No such",
+        ),
+        (["--tls-client-ca", "{here}"], "'tls_certificate': TLS needs it"),
+    ],
+)
+def test_a_file_of_tls_that_cannot_be_used_is_named(options: list[str], words: str) -> None:
+    named = [option.format(here=__file__) for option in options]
+    result = command("router", "--listen", "127.0.0.1:0", *named)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_what_kubernetes_puts_into_the_environment_is_no_setting() -> None:
     # It sets these in every pod for a Service named headrace-router.
     environ = {"HEADRACE_ROUTER_SERVICE_HOST": "10.0.0.1", "HEADRACE_ROUTER_PORT_50051_TCP": "tcp://10.0.0.1:50051"}

@@ -12,7 +12,8 @@ from grpc_status import rpc_status
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
-from headrace.control.errors import Reason
+from headrace.control.errors import Failure, Reason
+from headrace.rpc import status
 from router.harness import collect, failure, kinds, running, soon, until
 from router.test_tenants import ACME, ACME_KEY, OTHER, OTHER_KEY, bearer, call, finish, publish, refused, served
 
@@ -32,9 +33,9 @@ async def test_a_quota_is_refused_with_the_limit_and_the_time_until_it_passes() 
     assert found.retry_after_s is not None
     assert 30 - 10 < found.retry_after_s <= 30
     assert took_s < 1.0, "nothing is queued"
-    status: Any = rpc_status.from_call(error)
+    told: Any = rpc_status.from_call(error)
     quota = error_details_pb2.QuotaFailure()
-    (packed,) = [d for d in status.details if d.Is(quota.DESCRIPTOR)]
+    (packed,) = [d for d in told.details if d.Is(quota.DESCRIPTOR)]
     packed.Unpack(quota)
     assert quota.violations[0].subject == "tenants/acme"
     assert "2 requests a minute" in quota.violations[0].description
@@ -121,3 +122,21 @@ async def test_tenants_are_counted_the_busiest_by_name() -> None:
         assert value("headrace_router_tenant_tokens_total", tokens) == 3
         refusals = {"tenant": "tenants/acme", "quota": "requestsPerMinute"}
         assert value("headrace_router_tenant_refused_total", refusals) == 1
+
+
+async def test_what_the_service_refuses_before_it_begins_is_no_use_and_what_the_caller_gives_up_is() -> None:
+    overloaded = status.to_proto(Failure(Reason.OVERLOADED, "full"))
+    async with running() as h:
+        publish(h, replace(ACME, requests_per_minute=1))
+        for _ in range(2):
+            answer = asyncio.create_task(collect(call(h, *bearer(ACME_KEY))))
+            dispatch = await h.dispatched()
+            await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_REJECTED, error=overloaded)
+            assert failure((await answer)[1]).reason is Reason.OVERLOADED
+        given_up = call(h, *bearer(ACME_KEY))
+        dispatch = await h.dispatched()
+        given_up.cancel()
+        await soon(h.scheduler.cancels)
+        await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_CANCELLED)
+        await until(lambda: h.service.quotas.core.running("tenants/acme") == 0)
+        assert (await refused(h, *bearer(ACME_KEY))).metadata["quota"] == "requestsPerMinute"

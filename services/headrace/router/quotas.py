@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from headrace.control.errors import Failure
+from headrace.control.errors import RULES, Blame, Failure
 from headrace.control.quota import Charge, Quotas
 from headrace.router.plan import Plan
 from headrace.router.routes import Routes
@@ -64,7 +64,7 @@ class TenantQuotas:
         charge = self._charges.pop(session.name, None)
         if charge is None:
             return
-        if not session.machine.record.attempts:
+        if _never_began(session):
             self.drop(charge)
             return
         used = session.usage()
@@ -80,3 +80,11 @@ class TenantQuotas:
         snapshot = self._routes.snapshot
         self.core.sweep(snapshot.tenant_by_name if snapshot is not None else (), now)
         self._metrics.rotate()
+
+
+def _never_began(session: Session) -> bool:
+    """Whether the service has refused or lost it before any engine began: not its tenant's doing, so not its use."""
+    record = session.machine.record
+    if not record.attempts:
+        return True
+    return record.admitted_at is None and record.reason is not None and RULES[record.reason].blame is Blame.SYSTEM
