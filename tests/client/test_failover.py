@@ -43,6 +43,12 @@ async def output_then_cut(play: Play) -> None:
     await cut_off(play)
 
 
+async def endless(play: Play) -> None:
+    await play.accept()
+    await play.delta("a", 1)
+    await asyncio.sleep(60)
+
+
 async def pair(serve: Any, first: Script, then: Script = good) -> tuple[Any, Any, list[str]]:
     """Two Routers that play `first` for the first call that reaches either of them, and `then` for all further ones."""
     calls = 0
@@ -155,11 +161,6 @@ async def test_failing_over_can_be_switched_off(serve: Any, ask: Any, key: str |
 
 
 async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serve: Any, ask: Any) -> None:
-    async def endless(play: Play) -> None:
-        await play.accept()
-        await play.delta("a", 1)
-        await asyncio.sleep(60)
-
     service = await serve(endless)
     service.records["requests/r1"] = pb.Request(name="requests/r1")
     async with ask.client(service.target) as client:
@@ -167,6 +168,19 @@ async def test_a_request_with_a_key_outlives_its_call_so_leaving_it_ends_it(serv
         await reading.through(2)
         await reading.leave()
     assert service.cancelled == ["requests/r1"] or service.plays[0].cancels == 1
+
+
+async def test_leaving_what_failed_over_ends_it_wherever_it_is(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, accepted_then_cut, endless)
+    one.records["requests/r1"] = other.records["requests/r1"] = pb.Request(name="requests/r1")
+    async with ask.client(targets) as client:
+        reading = ask.reading(client.generate("hi", model="chat"))
+        while not isinstance(await reading.next(), sdk.Delta):
+            pass
+        await reading.leave()
+    if not ask.interactive:  # a frame reaches it through the other Router
+        assert (one.cancelled, other.cancelled) == (["requests/r1"], ["requests/r1"])
+    assert one.active + other.active == 0
 
 
 @pytest.mark.parametrize("first", [cut_off, raising(Failure(Reason.DRAINING, "Draining."))])

@@ -47,6 +47,7 @@ class AsyncStream:
         self._channels = channels
         self._metadata = metadata
         self._channel: grpc.aio.Channel | None = None
+        self._open_channels: Sequence[grpc.aio.Channel] = ()
         self._call: Any = None
         self._outbox: AsyncOutbox | None = None
         self._is_read = False
@@ -153,7 +154,8 @@ class AsyncStream:
             await events.aclose()
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        session, channels = self._session, self._channels()
+        session = self._session
+        self._open_channels = channels = self._channels()
         try:
             while True:
                 if self._cancel.is_set():
@@ -268,11 +270,17 @@ class AsyncStream:
         if not self._session.outlives_calls or not self._session.request_name or self._is_detached:
             return
         assert self._channel is not None
+        if not self._session.has_failed_over:
+            await self._end_at(self._channel)
+            return
+        # The Router that was lost may still have it, and the other one may not know it by name.
+        await asyncio.gather(*(self._end_at(channel) for channel in self._open_channels))
+
+    async def _end_at(self, channel: grpc.aio.Channel) -> None:
         with _local_cancels_ignored(), contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):
-            ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
-            await ask(
-                pb.CancelRequestRequest(request=self._session.request_name), timeout=END_S, metadata=self._metadata
-            )
+            ask = channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
+            name = self._session.request_name
+            await ask(pb.CancelRequestRequest(request=name), timeout=END_S, metadata=self._metadata)
 
     def client_closes(self) -> Awaitable[None]:
         """End waits, and the request at the service, before its channel is closed."""

@@ -149,8 +149,7 @@ class Client:
             streams = list(self._streams)
         asked = [stream.client_closes() for stream in streams]
         for asking in asked:
-            if asking is not None:
-                confirmed(asking)
+            confirmed(asking)
         for channel in self._links.opened:
             channel.close()
 

@@ -118,6 +118,7 @@ class Stream:
         self._channels = channels
         self._metadata = metadata
         self._channel: grpc.Channel | None = None
+        self._open_channels: Sequence[grpc.Channel] = ()
         self._call: Any = None
         self._outbox: _Outbox | None = None
         self._is_read = False
@@ -125,7 +126,7 @@ class Stream:
         self._is_end_asked = False
         self._cancel = threading.Event()
         self._kill: threading.Timer | None = None
-        self._asking: grpc.Future[pb.Request] | None = None
+        self._asking: list[grpc.Future[pb.Request]] = []
         self._ask_once = threading.Lock()
         self._events_ref: weakref.ref[Generator[Event, None, None]] | None = None
 
@@ -223,7 +224,8 @@ class Stream:
             self._ask_end()
 
     def _events(self) -> Generator[Event, None, None]:
-        session, channels = self._session, self._channels()
+        session = self._session
+        self._open_channels = channels = self._channels()
         try:
             while True:
                 if self._cancel.is_set():
@@ -309,19 +311,21 @@ class Stream:
             kill.daemon = True
             kill.start()
 
-    def end_by_call(self) -> grpc.Future[pb.Request] | None:
+    def end_by_call(self) -> list[grpc.Future[pb.Request]]:
         """Begin to end the request by a call of its own, once, if it might outlive its reader's."""
         session = self._session
         with self._ask_once, contextlib.suppress(ValueError):  # the channel is closed
-            if self._asking is None and session.outlives_calls and session.request_name and not self._is_detached:
+            if not self._asking and session.outlives_calls and session.request_name and not self._is_detached:
                 assert self._channel is not None
-                ask = self._channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
-                self._asking = ask.future(
-                    pb.CancelRequestRequest(request=session.request_name), timeout=END_S, metadata=self._metadata
-                )
+                # Where it failed over, the Router that was lost may still have it, and the other one may not know it
+                # by name.
+                message = pb.CancelRequestRequest(request=session.request_name)
+                for channel in self._open_channels if session.has_failed_over else [self._channel]:
+                    ask = channel.unary_unary(CANCEL_REQUEST, serialize, pb.Request.FromString)
+                    self._asking.append(ask.future(message, timeout=END_S, metadata=self._metadata))
         return self._asking
 
-    def client_closes(self) -> grpc.Future[pb.Request] | None:
+    def client_closes(self) -> list[grpc.Future[pb.Request]]:
         """End waits, and begin to end the request at the service, before its channel is closed."""
         self._cancel.set()
         return self.end_by_call()
@@ -337,12 +341,11 @@ class Stream:
 
     def _leave(self) -> None:
         try:
-            if self._asking is None and self._session.outlives_calls and not self._is_detached:
+            if not self._asking and self._session.outlives_calls and not self._is_detached:
                 if self._end_by_frame():
                     return
                 self.end_by_call()
-            if self._asking is not None:
-                confirmed(self._asking)
+            confirmed(self._asking)
         finally:
             self._session.is_over = True
             self._close_call()
@@ -361,7 +364,8 @@ class Stream:
         return False
 
 
-def confirmed(asking: grpc.Future[pb.Request]) -> None:
-    """Wait for the answer; errors are of no interest."""
-    with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
-        asking.result()
+def confirmed(asked: list[grpc.Future[pb.Request]]) -> None:
+    """Wait for the answers; errors are of no interest."""
+    for asking in asked:
+        with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+            asking.result()

@@ -110,7 +110,8 @@ class Session:
             if self._is_own_key:
                 request.idempotency_key = own_key
         self._has_key = isinstance(request, pb.GenerateRequest) and bool(request.idempotency_key)
-        self._has_failed_over = False
+        self.has_failed_over = False
+        """Whether more than one Router may have the request."""
         self.is_replay = False
         """Whether the service repeats, or reads along with, what another call with the same idempotency key began."""
         self._is_resuming = isinstance(request, pb.ResumeGenerateRequest)
@@ -342,7 +343,7 @@ class Session:
         )
         if wait_s is None or not (is_free or fails_over or self._turn.retry()):
             return None
-        self._has_failed_over = self._has_failed_over or fails_over
+        self.has_failed_over = self.has_failed_over or fails_over
         return wait_s
 
     def _drops_key(self) -> bool:
@@ -359,7 +360,7 @@ class Session:
     def _may_fail_over(self) -> bool:
         retry = self._retry
         may_call = retry is not None and retry.fails_over and self.calls < retry.attempts_max
-        return may_call and self._has_key and self._turn.count > 1 and not self._has_failed_over
+        return may_call and self._has_key and self._turn.count > 1 and not self.has_failed_over
 
     def _notice_target(self, code: str, failure: Failure | None) -> None:
         """Remember, for all requests, what the end of this call says of its Router."""
