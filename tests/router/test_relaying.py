@@ -163,6 +163,21 @@ async def test_a_cut_connection_loses_and_repeats_nothing() -> None:
     assert kinds(events + rest)[-1] == "terminal"
 
 
+async def test_what_the_other_router_forgot_in_between_is_told_as_ended() -> None:
+    async with two() as t:
+        _, dispatch = await t.begun()
+        call = t.b.generate(**KEY)
+        await call.read()
+        name = idempotency.decode(t.store.keys[0].value).request
+        session = t.a.service.sessions._running.pop(name)
+        del t.store.items[t.store.keys[0].key]  # nor does the key's record last, which must not make it run now
+        t.way.reset()
+        found = failure((await collect(call))[1])
+        assert found.reason is Reason.EVENTS_EXPIRED
+        t.a.service.sessions._running[name] = session
+        await t.a.scheduler.end(dispatch.attempt)
+
+
 async def test_patience_begins_anew_with_each_answer(monkeypatch: Any) -> None:
     monkeypatch.setattr(idempotency, "PATIENCE_S", 1.0)
     async with two() as t:
