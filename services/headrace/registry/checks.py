@@ -156,7 +156,7 @@ def checked_alias(message: resources_pb2.Alias, now_ms: int) -> Alias:
         wrong.unless(1 <= target.weight <= WEIGHT_MAX, f"{at}.weight", f"must be 1 to {WEIGHT_MAX}")
     wrong.done()
     made = route_codec.alias_from_proto(message)
-    return dataclasses.replace(made, update_time_ms=now_ms)
+    return dataclasses.replace(made, update_time_ms=now_ms, last_good=())
 
 
 def checked_filter(labels: Mapping[str, str]) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Planner:
         check_request(request, self._limits)
         snapshot = self._snapshot()
         self._refuse_if_too_old(snapshot)
-        revision = resolve_revision(snapshot, request.model, random.random, self._routes.stand_ins)
+        revision = resolve_revision(snapshot, request.model, random.random)
         resumable = request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
         return Plan(
             snapshot=snapshot,

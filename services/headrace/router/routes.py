@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from headrace.control.resources import Replica
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.control.stand_ins import StandIns
 from headrace.router.links import SchedulerLink
 from headrace.runtime.telemetry import get_logger
 
@@ -21,7 +20,6 @@ class Routes:
 
     def __init__(self, *, router: str, incarnation: str) -> None:
         self.snapshot: RoutingSnapshot | None = None
-        self.stand_ins = StandIns()
         self.is_too_old: Callable[[], bool] = lambda: False
         """Whether the snapshot is past its hard age now; set by who follows it."""
         self._router = router
@@ -33,7 +31,6 @@ class Routes:
     def apply(self, snapshot: RoutingSnapshot) -> None:
         """Use `snapshot` from now on."""
         self.snapshot = snapshot
-        self.stand_ins.apply(snapshot)
         wanted = {replica.endpoint for replica in snapshot.replicas}
         for endpoint in wanted - self._links.keys():
             link = SchedulerLink(endpoint, router=self._router, incarnation=self._incarnation)
