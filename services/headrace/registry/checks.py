@@ -107,8 +107,7 @@ def checked_revision(
     wrong = _Wrong()
     known = message.execution.engine in resources_pb2.Execution.Engine.values() and message.execution.engine != 0
     wrong.unless(known, "revision.execution.engine", "must be a known engine")
-    _check_labels(wrong, message.labels, "revision.labels")
-    wrong.done()
+    wrong.done()  # nothing else can be judged without
     filled = resources_pb2.Revision()
     filled.CopyFrom(message)
     filled.execution.prefill_chunk = message.execution.prefill_chunk or PREFILL_CHUNK
@@ -119,6 +118,7 @@ def checked_revision(
         )
     except BadRecord as error:
         raise InvalidRequest((Violation("revision.policy", str(error)),)) from None
+    _check_labels(wrong, message.labels, "revision.labels")
     _check_execution(wrong, revision.execution)
     _check_policy(wrong, revision.policy, revision.execution)
     word = len(revision.runtime) <= RUNTIME_CHARACTERS_MAX and revision.runtime.isprintable()
