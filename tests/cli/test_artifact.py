@@ -359,5 +359,11 @@ async def test_model_add_records_facts_and_labels(headrace: Command, tmp_path: P
     again = await headrace("model", "add", file, "--chat-template", template, "--context", "512", "--slots", "2",
                            "--label", "team=search", "--no-wait")  # fmt: skip
     assert again.out == added.out
+    labelled = await headrace("alias", "set", "added-model", added.out.strip(), "--label", "env=prod")
+    assert labelled.code == 0, labelled.err
+    third = await headrace("model", "add", file, "--context", "256", "--slots", "2", "--no-wait")
+    assert third.code == 0, third.err
+    (alias,) = (a for a in json.loads((await headrace("alias", "list", "--json")).out) if "env" in a["labels"])
+    assert alias["targets"][0]["revision"] == third.out.strip()
     file.write_bytes(gguf()[:-4])
     assert "is damaged" in (await headrace("model", "add", file, "--no-wait")).err

@@ -51,6 +51,21 @@ def test_losses_far_apart_do_not() -> None:
         assert names(hold.observe(replicas(*left), step * WINDOW_S)) == set(left)
 
 
+def test_a_store_that_came_back_empty_makes_suspects_of_all_be_it_one() -> None:
+    for known in (("a",), ALL):
+        hold = ReplicaHold(replicas(*known))
+        hold.observe(replicas(*known), 0)
+        hold.lose_store(100)
+        assert names(hold.observe((), 100)) == set(known)
+        back = hold.observe(replicas("a", epoch=9), 101)
+        assert (names(back), back.suspects) == (set(known), len(known) - 1)
+        assert names(hold.observe(replicas("a", epoch=9), 100 + HOLD_S)) == {"a"}
+    drained = ReplicaHold()
+    drained.observe(replicas("a", state=ReplicaState.DRAINING), 0)
+    drained.lose_store(1)
+    assert names(drained.observe((), 1)) == set(), "its going was announced"
+
+
 def test_a_suspect_that_registers_again_is_itself_again() -> None:
     hold = ReplicaHold(replicas(*ALL))
     hold.observe((), 0)

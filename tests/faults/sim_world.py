@@ -98,7 +98,7 @@ class World:
         self.server = SimEtcd(loop, self.rng)
         self.loop = loop
         self.weights = dict.fromkeys((f"a{n}" for n in range(ALIASES)), 0)
-        self.registries = [Registry(self.server, f"g{n}") for n in range(self.rng.randint(2, 3))]
+        self.registries = [Registry(self.server, f"g{n}") for n in range(self.rng.randint(1, 3))]
         self.followers = [Follower(self.server, f"r{n}") for n in range(2)]
         self.twin_link = Link(self.server, "twin")
         self.twin = Twin(self.twin_link, prefix="aliases/", check=self._check_view)  # type: ignore[arg-type]

@@ -159,3 +159,36 @@ async def test_a_revocation_waits_for_nothing(start: Start, store: EtcdStore, mo
             assert found.revocation_of[name].end_running is bool(n)
         await registry.stub.LiftRevocation(pb.LiftRevocationRequest(name=named), timeout=5)
         await follower.wait_for(lambda s: not s.is_revoked(named), timeout_s=5)
+
+
+def last_good(snapshot: Any) -> list[str]:
+    return [t.revision for alias in snapshot.aliases for t in alias.last_good]
+
+
+async def test_what_an_alias_left_is_told_until_its_successor_serves_whoever_leads(
+    start: Start, store: EtcdStore
+) -> None:
+    async with start(name="g2") as second:
+        async with start(name="g1") as first:
+            old, new = await first.add(), await first.add("other", slots=3)
+            await put_replicas(store, old, 1)
+            await first.shows(lambda s: s.replicas)
+            await first.alias("m", new)
+            await first.alias("other", old)
+            await first.shows(lambda s: targets(s, "m") == [new] and last_good(s) == [old])
+        await store.put("services/x/nudge", b"")
+        await second.add("third")
+        snapshot = await second.shows(lambda s: targets(s, "third"))
+        assert last_good(snapshot) == [old], "the next leader knows it from what was published"
+        versions = snapshot.version
+        await asyncio.sleep(4 * publisher.GAP_S)
+        assert (await second.shows(lambda s: True)).version == versions, "nothing is published without news"
+        await put_replicas(store, new, 2)
+        await second.shows(lambda s: any(r.revision == new for r in s.replicas) and last_good(s) == [])
+
+
+async def test_callers_cannot_say_what_was_good_last(registry: Registry) -> None:
+    named = await registry.add()
+    one = resources_pb2.AliasTarget(revision=named, weight=1)
+    alias = resources_pb2.Alias(name="aliases/x", targets=[one], last_good=[one])
+    assert not (await registry.stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=5)).alias.last_good

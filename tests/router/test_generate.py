@@ -293,7 +293,8 @@ async def test_an_alias_that_moves_to_a_revision_that_loads_takes_nothing_away()
         before = h.routes.snapshot
         assert before is not None
         successor = replace(REVISION, execution=replace(REVISION.execution, slots=5))
-        moved = (Alias("aliases/chat", (AliasTarget(successor.name, 1),)),)
+        old = (AliasTarget(REVISION.name, 1),)
+        moved = (Alias("aliases/chat", (AliasTarget(successor.name, 1),), last_good=old),)
         h.routes.apply(replace(before, version=6, revisions=(REVISION, successor), aliases=moved))
         answer = asyncio.create_task(collect(h.generate()))
         dispatch = await h.admitted()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.scheduler import main, worker
 from headrace.scheduler.relay import Relay
 from headrace.triton.group import members
+from headrace.triton.runtimes import runtime_name
 from support.scheduling import RawRouter, cluster, synthetic
 from support.scripted_engine import REVISION, admitted, finished, scripted_engine
 
@@ -126,7 +128,7 @@ async def test_a_revision_that_does_not_load_is_isolated_told_and_takes_nothing_
         await running.publish(SLOW, other)
         good = await running.replica(SLOW, ReplicaState.READY)
         await running.replica(other, ReplicaState.READY)
-        await running.publish(bad, other, artifacts=(artifact,), kept=(SLOW,), moved={"slow": bad})
+        await running.publish(bad, other, artifacts=(artifact,), kept=(SLOW,), moved={"slow": bad}, last_good=(SLOW,))
         state = await state_when(running, lambda s: any(w.crash_loop for w in s.workers))
         (loop,) = (w for w in state.workers if w.crash_loop)
         assert loop.revision == bad.name
@@ -144,11 +146,54 @@ async def test_an_old_revision_is_stopped_once_the_new_one_is_ready_in_the_snaps
     async with cluster(tmp_path) as running:
         await running.publish(SLOW)
         await running.replica(SLOW, ReplicaState.READY)
-        await running.publish(new, kept=(SLOW,), moved={"slow": new})
+        await running.publish(new, kept=(SLOW,), moved={"slow": new}, last_good=(SLOW,))
         ready = await running.replica(new, ReplicaState.READY)
         assert {w.revision for w in (await running.state()).workers if w.ready} == {SLOW.name, new.name}
         await running.publish(new, kept=(SLOW,), moved={"slow": new}, replicas=(ready,))
         await state_when(running, lambda s: {w.revision for w in s.workers} == {new.name})
+
+
+async def test_a_scheduler_that_has_just_started_serves_what_was_good_last(tmp_path):
+    bad, artifact = unloadable()
+    async with cluster(tmp_path) as running:
+        await running.publish(bad, artifacts=(artifact,), kept=(SLOW,), moved={"slow": bad}, last_good=(SLOW,))
+        await running.replica(SLOW, ReplicaState.READY)
+        await running.replica(bad, ReplicaState.FAILED)
+
+
+async def test_a_revision_that_was_made_for_another_runtime_is_not_loaded(tmp_path):
+    other = replace(synthetic("other", rate=50, slots=4), runtime="triton-9/llama-9")
+    here = replace(synthetic("here", rate=50, slots=4), runtime=runtime_name(Engine.SYNTHETIC))
+    async with cluster(tmp_path) as running:
+        await running.publish(other, here)
+        await running.replica(here, ReplicaState.READY)
+        failed = await running.replica(other, ReplicaState.FAILED)
+        assert f"was made for triton-9/llama-9; this Scheduler has {here.runtime}" in failed.detail
+
+
+async def test_what_is_named_comes_before_what_was_good_last(tmp_path):
+    new = synthetic("new", rate=50, slots=4)
+    async with cluster(tmp_path, workers_max=1) as running:
+        await running.publish(SLOW)
+        await running.replica(SLOW, ReplicaState.READY)
+        await running.publish(new, kept=(SLOW,), moved={"slow": new}, last_good=(SLOW,))
+        await running.replica(new, ReplicaState.READY)
+        assert set(await running.replicas()) == {new.name}
+
+
+async def test_a_revoked_revision_starts_nothing_even_for_a_router_that_has_not_heard(tmp_path):
+    async with cluster(tmp_path) as running:
+        await running.publish(SLOW)
+        replica = await running.replica(SLOW, ReplicaState.READY)
+        await running.publish(SLOW, revoked=(SLOW.name,))
+        async with RawRouter.attach(await running.endpoint()) as router:
+
+            async def reason_now() -> int:
+                return (await router.end_of(await router.dispatch(replica, max_tokens=1))).error.reason
+
+            async with asyncio.timeout(10):
+                while await reason_now() != errors_pb2.REASON_REVOKED:
+                    await asyncio.sleep(0.05)
 
 
 async def test_orphans_in_the_engine_are_cancelled_and_attempts_that_it_does_not_know_end(tmp_path, monkeypatch):

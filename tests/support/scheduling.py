@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +23,7 @@ from headrace.api.registry.v1 import resources_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.api.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from headrace.control.resources import Alias, AliasTarget, Artifact, Engine, Execution, Replica, ReplicaState, Revision
+from headrace.control.revocation import Revocation
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.rpc.channels import internal_channel
 from headrace.scheduler.main import run
@@ -62,7 +63,9 @@ class Cluster:
         artifacts: tuple[Artifact, ...] = (),
         kept: tuple[Revision, ...] = (),
         moved: Mapping[str, Revision] = MappingProxyType({}),
+        last_good: tuple[Revision, ...] = (),
         replicas: tuple[Replica, ...] = (),
+        revoked: tuple[str, ...] = (),
     ) -> RoutingSnapshot:
         """Publish a snapshot whose aliases name exactly these revisions.
 
@@ -70,16 +73,23 @@ class Cluster:
             artifacts: their artifacts.
             kept: revisions that are still known and that no alias names.
             moved: further aliases, and what they name now.
+            last_good: of those further aliases.
             replicas: what is told of replicas; the Scheduler itself puts its own elsewhere.
         """
-        aliases = {revision.model: revision for revision in revisions} | dict(moved)
+        aliases = {
+            name: Alias(f"aliases/{name}", (AliasTarget(target.name, 1),))
+            for name, target in ({revision.model: revision for revision in revisions} | dict(moved)).items()
+        }
+        for name in moved:
+            aliases[name] = replace(aliases[name], last_good=tuple(AliasTarget(r.name, 1) for r in last_good))
         snapshot = RoutingSnapshot(
             incarnation=(await self.store.head()).incarnation,
             version=next(_versions),
             artifacts=artifacts,
             revisions=(*revisions, *kept),
-            aliases=tuple(Alias(f"aliases/{name}", (AliasTarget(r.name, 1),)) for name, r in aliases.items()),
+            aliases=tuple(aliases.values()),
             replicas=replicas,
+            revocations=tuple(map(Revocation, revoked)),
         )
         await store_snapshot(self.store, snapshot)
         return snapshot

@@ -10,15 +10,12 @@ from collections.abc import Callable
 from headrace.control.errors import Failure, Reason
 from headrace.control.resources import ReplicaState, Revision
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.control.stand_ins import StandIns
 
 Random = Callable[[], float]
 """Draws from [0, 1)."""
 
 
-def resolve_revision(
-    snapshot: RoutingSnapshot, model: str, random: Random, stand_ins: StandIns | None = None
-) -> Revision:
+def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> Revision:
     """Find the revision that `model` names: a revision itself, or an alias, whose weights then decide.
 
     Targets that are revoked have no weight; nor have those that nobody serves, as long as somebody serves another one.
@@ -43,10 +40,9 @@ def resolve_revision(
     if not targets:
         raise _revoked(snapshot, alias.name)
     served = [target for target in targets if snapshot.ready_of.get(target.revision)]
-    if not served and stand_ins is not None:
-        revoked = snapshot.revocation_of
-        last_good = [t for t in stand_ins.of(alias.name) if t.revision not in revoked]
-        served = [t for t in last_good if snapshot.ready_of.get(t.revision)]
+    if not served:
+        last_good = [t for t in alias.last_good if t.revision not in snapshot.revocation_of]
+        served = [target for target in last_good if snapshot.ready_of.get(target.revision)]
     targets = served or targets
     point = random() * sum(target.weight for target in targets)
     for target in targets:

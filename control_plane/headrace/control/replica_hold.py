@@ -67,6 +67,14 @@ class ReplicaHold:
         suspects = [replace(gone, detail=SUSPECT) for gone, _ in self._vanished.values()] if self._holding else []
         return Held((*here.values(), *suspects), len(suspects))
 
+    def lose_store(self, now: float) -> None:
+        """The store came back empty: it says nothing of the workers, so all of them are suspects, be it one."""
+        for name, known in self._known.items():
+            if known.state not in _ANNOUNCED:
+                self._vanished[name] = (replace(known, detail=""), now)
+        self._known = {}
+        self._holding = bool(self._vanished)
+
     def next_deadline(self) -> float | None:
         """When `observe` may answer differently though nothing has changed; None: never."""
         if not self._holding or not self._vanished:

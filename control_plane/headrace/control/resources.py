@@ -227,6 +227,8 @@ class Alias:
     etag: str = ""
     update_time_ms: int = 0
     labels: Labels = field(default=(), metadata=_LATER)
+    last_good: tuple[AliasTarget, ...] = field(default=(), metadata=_LATER)
+    """In snapshots: what was served before the alias moved, see headrace.control.last_good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class RoutingSnapshot:
             if revision.artifact and revision.artifact not in self.artifact_by_name:
                 raise InconsistentSnapshot(f"{revision.name} needs {revision.artifact}, which is not here")
         for alias in self.aliases:
-            for target in alias.targets:
+            for target in chain(alias.targets, alias.last_good):
                 if target.revision not in self.revision_by_name:
                     raise InconsistentSnapshot(f"{alias.name} names {target.revision}, which is not here")
         for part in parts:
@@ -164,6 +164,10 @@ class RoutingSnapshot:
         """Revisions that some alias names, each once, by name: those that ought to be served."""
         wanted = {t.revision for alias in self.aliases for t in alias.targets}
         return tuple(r for r in self.revisions if r.name in wanted)
+
+    def last_good_revisions(self) -> frozenset[str]:
+        """Revisions that aliases have left for others that do not all serve yet: their workers stay."""
+        return frozenset(t.revision for alias in self.aliases for t in alias.last_good)
 
 
 def compile_snapshot(

@@ -218,6 +218,7 @@ def alias_to_proto(alias: Alias) -> resources_pb2.Alias:
         etag=alias.etag,
         update_time=timestamp(alias.update_time_ms),
         labels=dict(alias.labels),
+        last_good=[resources_pb2.AliasTarget(revision=t.revision, weight=t.weight) for t in alias.last_good],
     )
 
 
@@ -229,6 +230,7 @@ def alias_from_proto(message: resources_pb2.Alias) -> Alias:
         etag=message.etag,
         update_time_ms=_milliseconds(message.update_time),
         labels=labels_of(message.labels),
+        last_good=tuple(AliasTarget(t.revision, t.weight) for t in message.last_good),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -44,7 +43,7 @@ def alias() -> None:
 def list_aliases(labels: Labels, as_json: bool) -> None:
     """List the aliases that are set: all, or those with all the labels."""
     with Admin(find().registry) as admin:
-        documents = [_document(found) for found in _all(admin, dict(labels))]
+        documents = [_document(found) for found in admin.aliases(dict(labels))]
     if as_json or not sys.stdout.isatty():
         click.echo(json.dumps(documents, indent=2, ensure_ascii=False))
         return
@@ -73,11 +72,7 @@ def set_alias(name: str, targets: tuple[str, ...], etag: str, labels: Labels, no
     made = resources_pb2.Alias(name=_full(name), targets=map(_target, targets), etag=etag, labels=dict(labels))
     with Admin(find().registry) as admin:
         if not labels and not no_labels:
-            # Over what was read only: labels that another sets meanwhile must not be lost.
-            read = next((found for found in _all(admin, {}) if found.name == made.name), None)
-            if read is not None:
-                made.labels.update(read.labels)
-                made.etag = etag or read.etag
+            admin.keep_labels(made)
         with admin.errors():
             stored = admin.stub.SetAlias(pb.SetAliasRequest(alias=made), timeout=CALL_S).alias
     document = _document(stored)
@@ -98,19 +93,6 @@ def delete(name: str, etag: str) -> None:
     with Admin(find().registry) as admin, admin.errors():
         admin.stub.DeleteAlias(pb.DeleteAliasRequest(name=_full(name), etag=etag), timeout=CALL_S)
     click.echo(f"deleted {_full(name)}")
-
-
-def _all(admin: Admin, labels: Mapping[str, str]) -> list[resources_pb2.Alias]:
-    found: list[resources_pb2.Alias] = []
-    token = ""
-    while True:
-        request = pb.ListAliasesRequest(page_token=token, labels=labels, page_size=1000)
-        with admin.errors():
-            page = admin.stub.ListAliases(request, timeout=CALL_S)
-        found += page.aliases
-        token = page.next_page_token
-        if not token:
-            return found
 
 
 def _full(name: str) -> str:

@@ -114,11 +114,32 @@ class Admin:
             return self.stub.CreateRevision(request, timeout=CALL_S).revision.name
 
     def set_alias(self, name: str, revision: str) -> None:
-        """Point the alias `name` (an id) at one revision."""
+        """Point the alias `name` (an id) at one revision; its labels stay."""
         target = resources_pb2.AliasTarget(revision=revision, weight=1)
         alias = resources_pb2.Alias(name=f"aliases/{name}", targets=[target])
+        self.keep_labels(alias)
         with self.errors():
             self.stub.SetAlias(pb.SetAliasRequest(alias=alias), timeout=CALL_S)
+
+    def keep_labels(self, alias: resources_pb2.Alias) -> None:
+        """Give an alias that is to be written the labels that it has, and write it over that state only."""
+        read = next((found for found in self.aliases({}) if found.name == alias.name), None)
+        if read is not None:
+            alias.labels.update(read.labels)
+            alias.etag = alias.etag or read.etag
+
+    def aliases(self, labels: Mapping[str, str]) -> list[resources_pb2.Alias]:
+        """All aliases with these labels, page by page."""
+        found: list[resources_pb2.Alias] = []
+        token = ""
+        while True:
+            request = pb.ListAliasesRequest(page_token=token, labels=labels, page_size=1000)
+            with self.errors():
+                page = self.stub.ListAliases(request, timeout=CALL_S)
+            found += page.aliases
+            token = page.next_page_token
+            if not token:
+                return found
 
     def artifact(self, name: str) -> resources_pb2.Artifact:
         """The artifact of that name, or of its digest's first 12 digits."""

@@ -75,7 +75,12 @@ def _number(name: str, field: str, lowest: int, text: str) -> Callable[[F], F]:
               help="Synthetic engine: tokens a second; 0: as fast as it can.")  # fmt: skip
 @click.option("--max-output", "max_output_tokens", type=click.IntRange(0), default=0, metavar="TOKENS",
               help="Most tokens that a request may ask for. Default: what the context leaves.")  # fmt: skip
-@click.option("--runtime", default="", metavar="NAME", help="Environment that it was made for. Default: any.")
+@click.option(
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help="Environment that it was made for; Schedulers with another one refuse it, and name theirs. Default: any.",
+)
 @click.option("--policy-version", type=click.IntRange(0), default=0, help="Version of the request policy.")
 @LABELS
 @click.option("--alias", metavar="NAME", default="", help="Point this alias at it.")

@@ -113,8 +113,7 @@ def checked_revision(
     wrong = Wrong()
     known = message.execution.engine in resources_pb2.Execution.Engine.values() and message.execution.engine != 0
     wrong.unless(known, "revision.execution.engine", "must be a known engine")
-    check_labels(wrong, message.labels, "revision.labels")
-    wrong.done()
+    wrong.done()  # nothing else can be judged without
     filled = resources_pb2.Revision()
     filled.CopyFrom(message)
     filled.execution.prefill_chunk = message.execution.prefill_chunk or PREFILL_CHUNK
@@ -125,6 +124,7 @@ def checked_revision(
         )
     except BadRecord as error:
         raise InvalidRequest((Violation("revision.policy", str(error)),)) from None
+    check_labels(wrong, message.labels, "revision.labels")
     _check_execution(wrong, revision.execution)
     _check_policy(wrong, revision.policy, revision.execution)
     word = len(revision.runtime) <= RUNTIME_CHARACTERS_MAX and revision.runtime.isprintable()
@@ -162,7 +162,7 @@ def checked_alias(message: resources_pb2.Alias, now_ms: int) -> Alias:
         wrong.unless(1 <= target.weight <= WEIGHT_MAX, f"{at}.weight", f"must be 1 to {WEIGHT_MAX}")
     wrong.done()
     made = route_codec.alias_from_proto(message)
-    return dataclasses.replace(made, update_time_ms=now_ms)
+    return dataclasses.replace(made, update_time_ms=now_ms, last_good=())
 
 
 def checked_filter(labels: Mapping[str, str]) -> dict[str, str]:

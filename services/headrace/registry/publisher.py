@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from headrace.adapters.shard_codec import SnapshotEncoder, StoredSnapshot, encode_root
 from headrace.control.errors import Failure
+from headrace.control.last_good import with_last_good
 from headrace.control.replica_hold import ReplicaHold
 from headrace.control.shards import bucket_counts
 from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot
@@ -80,6 +81,8 @@ class Publisher:
         self._urgent = asyncio.Event()
         """A revocation came or was lifted."""
         self._leader_epoch = 0
+        self._last: tuple[str, RoutingSnapshot] | None = None
+        """The published snapshot, by its digest."""
         self._had_content_in = ""
         """The last incarnation of the store that held something to publish."""
         self.settled = asyncio.Event()
@@ -118,7 +121,8 @@ class Publisher:
 
     def _on_reset(self, listing: Listing) -> None:
         if listing.incarnation != self._catalogue.incarnation:
-            self._hold = None
+            if self._hold is not None:
+                self._hold.lose_store(self._clock())
             self._leader_epoch = 0  # revisions begin anew: another's epoch may be the same number
         self._catalogue.reset(listing)
         self._wake.set()
@@ -226,7 +230,7 @@ class Publisher:
 
     def _compile(self) -> RoutingSnapshot:
         if self._hold is None:  # replicas that an earlier Registry published, and that are gone, are news too
-            published = self._catalogue.published()
+            published = self._published()
             here = published is not None and published.incarnation == self._catalogue.incarnation
             self._hold = ReplicaHold(published.replicas if published is not None and here else ())
         replicas, problems = self._catalogue.replicas()
@@ -240,7 +244,17 @@ class Publisher:
             publish_time_ms=int(time.time() * 1000),
         )
         self._note_problems((*problems, *compiled.problems))
-        return compiled.snapshot
+        return with_last_good(compiled.snapshot, self._published())
+
+    def _published(self) -> RoutingSnapshot | None:
+        """What readers run now. Kept, because to put it together means to decode all shards."""
+        root = self._catalogue.root()
+        if root is None:
+            self._last = None
+        elif self._last is None or self._last[0] != root.digest:
+            published = self._catalogue.published()
+            self._last = (root.digest, published) if published is not None else None
+        return self._last[1] if self._last else None
 
     def _leading(self) -> Compare:
         return Compare(LEADER_KEY, create_revision=self._leader_epoch)
@@ -251,6 +265,7 @@ class Publisher:
 
     def _note_published(self, snapshot: RoutingSnapshot, stored: StoredSnapshot, written: int) -> None:
         self.version, self.published = snapshot.version, self.published + 1
+        self._last = stored.root.digest, snapshot
         get_logger().info(
             "snapshot_published",
             version=snapshot.version,

@@ -85,7 +85,7 @@ class Planner:
         check_request(request, self._limits)
         snapshot = self._snapshot()
         self._refuse_if_too_old(snapshot)
-        revision = resolve_revision(snapshot, request.model, random.random, self._routes.stand_ins)
+        revision = resolve_revision(snapshot, request.model, random.random)
         check_model(tenant, request.model, revision)
         check_output(tenant, request.max_tokens if request.HasField("max_tokens") else None)
         generate = complete_request(request, revision, self._limits)

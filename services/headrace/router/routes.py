@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.routing import Routing
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.control.stand_ins import StandIns
 from headrace.router.demands import report_of
 from headrace.router.links import SchedulerLink
 from headrace.runtime.telemetry import get_logger
@@ -27,7 +26,6 @@ class Routes:
         self.routing = routing or Routing()
         """Chooses replicas; knows what is in flight."""
         self.snapshot: RoutingSnapshot | None = None
-        self.stand_ins = StandIns()
         self.is_too_old: Callable[[], bool] = lambda: False
         """Whether the snapshot is past its hard age now; set by who follows it."""
         self.load_listeners: list[Callable[[scheduler_pb2.LoadReport], None]] = []
@@ -43,7 +41,6 @@ class Routes:
     def apply(self, snapshot: RoutingSnapshot) -> None:
         """Use `snapshot` from now on."""
         self.snapshot = snapshot
-        self.stand_ins.apply(snapshot)
         self.routing.apply(snapshot, time.monotonic())
         wanted = {replica.endpoint for replica in snapshot.replicas}
         for endpoint in wanted - self._links.keys():

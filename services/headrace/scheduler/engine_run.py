@@ -31,6 +31,7 @@ from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier, file_p
 from headrace.scheduler.warm_up import Declared, WarmUp
 from headrace.triton.engine_client import EngineClient, EngineLost
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
+from headrace.triton.runtimes import runtime_name
 from headrace.triton.workspace import find_model_repository, prepare_triton
 
 HELLO_S = 10.0
@@ -125,6 +126,9 @@ class EngineRun:
         Raises:
             EngineLost: why it did not come up, one sentence.
         """
+        have = runtime_name(revision.execution.engine)
+        if revision.runtime not in ("", have):
+            raise EngineLost(f"{revision.name} was made for {revision.runtime}; this Scheduler has {have}")
         try:
             if artifact is not None:
                 await self._machine.verifier.verify(artifact)

@@ -4,19 +4,17 @@ A revision is wanted while some alias names it and its engine is allowed here. O
 drained and stopped; its place is free for another once it is over. Attached Tritons are workers from the start
 to the end, whatever they serve.
 
-A revision that aliases have left stays until its successors are ready somewhere (headrace.control.replacement), unless
-its place is needed for one of them.
+A revision that aliases have left has a worker until its successors are ready somewhere (headrace.control.last_good),
+unless its place is needed for one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterable
 
 from headrace.control import names
-from headrace.control.replacement import Replacements
 from headrace.control.resources import Artifact, Engine, Revision
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.rpc import status
@@ -61,7 +59,6 @@ class Fleet:
         self._snapshot: RoutingSnapshot | None = None
         self._stop = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
-        self._replacements = Replacements(settings.start_deadline_s + settings.warm_up_deadline_s)
         self._unserved: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Fleet:
@@ -79,7 +76,6 @@ class Fleet:
         """Start what a snapshot wants and drain what it does not."""
         self._snapshot = snapshot
         self._relay.ledger.revoked = frozenset(snapshot.revocation_of)
-        self._replacements.apply(snapshot, time.monotonic())
         self._decide()
 
     @property
@@ -91,10 +87,6 @@ class Fleet:
     def is_draining(self) -> bool:
         """Whether every worker was told to stop."""
         return self._stop.is_set()
-
-    def look(self) -> None:
-        """Once a second: an old revision does not wait for ever."""
-        self._decide()
 
     def on_epoch(self, key: str, epoch: int) -> None:
         """The lease was lost and a replica registered again: the engine is the same, its epoch is not."""
@@ -120,7 +112,7 @@ class Fleet:
             if name not in managed:
                 self._start(self._replica_name(wanted[name]), revision=wanted[name])
         unserved = tuple(sorted(set(wanted) - set(chosen)))
-        kept = sorted(set(managed) & self._replacements.kept(time.monotonic()))[len(unserved) :]
+        kept = self._keep(snapshot, frozenset(managed) - wanted.keys(), crowded=len(unserved))
         for revision, worker in managed.items():
             if revision not in wanted and revision not in kept and not worker.is_ending:
                 worker.drain(self._settings.drain_grace_s)
@@ -130,6 +122,17 @@ class Fleet:
                 get_logger().warning(
                     "revisions_without_a_place", revisions=unserved, workers_max=self._settings.workers_max
                 )
+
+    def _keep(self, snapshot: RoutingSnapshot, running: frozenset[str], *, crowded: int) -> list[str]:
+        """What was good last keeps its worker, or gets one again; `crowded`: places that named revisions lack."""
+        last_good = snapshot.last_good_revisions() - {r.name for r in snapshot.named_revisions()}
+        engines = frozenset(map(Engine, self._settings.engines))
+        free = 0 if crowded else max(0, self._settings.workers_max - len(self.workers))
+        for name in sorted(last_good - running)[:free]:
+            revision = snapshot.revision_by_name[name]
+            if revision.execution.engine in engines:
+                self._start(self._replica_name(revision), revision=revision)
+        return sorted(last_good & running)[crowded:]
 
     def _start(self, name: str, *, revision: Revision | None = None, target: str = "") -> None:
         worker = Worker(

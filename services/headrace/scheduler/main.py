@@ -152,5 +152,4 @@ class _Scheduler:
         while True:
             await asyncio.sleep(TICK_S)
             self._relay.tick(time.monotonic())
-            self._fleet.look()
             await self._vitals.tell(server)

@@ -176,7 +176,7 @@ class RequestPolicy(_message.Message):
     def __init__(self, max_output_tokens: _Optional[int] = ..., default_sampling: _Optional[_Union[_inference_service_pb2.SamplingParameters, _Mapping]] = ..., supported_efforts: _Optional[_Iterable[_Union[_inference_service_pb2.ReasoningEffort, str]]] = ..., default_effort: _Optional[_Union[_inference_service_pb2.ReasoningEffort, str]] = ...) -> None: ...
 
 class Alias(_message.Message):
-    __slots__ = ("name", "targets", "etag", "update_time", "labels")
+    __slots__ = ("name", "targets", "etag", "update_time", "labels", "last_good")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -189,12 +189,14 @@ class Alias(_message.Message):
     ETAG_FIELD_NUMBER: _ClassVar[int]
     UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    LAST_GOOD_FIELD_NUMBER: _ClassVar[int]
     name: str
     targets: _containers.RepeatedCompositeFieldContainer[AliasTarget]
     etag: str
     update_time: _timestamp_pb2.Timestamp
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    last_good: _containers.RepeatedCompositeFieldContainer[AliasTarget]
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ..., etag: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., last_good: _Optional[_Iterable[_Union[AliasTarget, _Mapping]]] = ...) -> None: ...
 
 class AliasTarget(_message.Message):
     __slots__ = ("revision", "weight")

@@ -1,0 +1,23 @@
+"""The environment that this machine runs an engine in, as a name that never means another one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+
+from headrace.control.resources import Engine
+from headrace.triton.workspace import DISTRIBUTION
+
+_LIBRARIES: Mapping[Engine, str] = {Engine.LLAMACPP: "llama-cpp-python", Engine.SYNTHETIC: "headrace"}
+
+
+def runtime_name(engine: Engine) -> str:
+    """Triton and what computes in it, with versions: "nvidia-pytriton-0.7.0/llama-cpp-python-0.3.36"."""
+    return "/".join(_with_version(name) for name in (DISTRIBUTION, _LIBRARIES[engine]))
+
+
+def _with_version(distribution: str) -> str:
+    try:
+        return f"{distribution}-{importlib.metadata.version(distribution)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{distribution}-missing"
