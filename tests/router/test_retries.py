@@ -68,7 +68,7 @@ async def test_a_retry_pauses_is_counted_and_its_attempts_are_told_with_their_us
         assert error is None
         assert [event.notice.kind for event in events if event.HasField("notice")] == [pb.Notice.KIND_RETRIED]
         assert records(events[-1]) == [
-            (1, Record.CAUSE_FIRST, FAILED, False, 5),
+            (1, Record.CAUSE_FIRST, pb.FINISH_REASON_INTERRUPTED, False, 5),
             (2, Record.CAUSE_RETRY, pb.FINISH_REASON_STOP, True, 2),
         ]
         assert {one.replica for one in events[-1].terminal.attempt_records} == {"replicas/r0", "replicas/r1"}
@@ -274,7 +274,8 @@ async def test_where_the_first_fails_the_rival_goes_on_and_a_lost_link_takes_bot
         await h.scheduler.end(second.attempt, usage=pb.Usage(generated_tokens=2))
         events, error = await answer
         assert error is None
-        assert [one.finish_reason for one in events[-1].terminal.attempt_records] == [FAILED, pb.FINISH_REASON_STOP]
+        finishes = [one.finish_reason for one in events[-1].terminal.attempt_records]
+        assert finishes == [pb.FINISH_REASON_INTERRUPTED, pb.FINISH_REASON_STOP]
         answer = asyncio.create_task(collect(h.generate()))
         await two_attempts(h)
         h.scheduler.cut()

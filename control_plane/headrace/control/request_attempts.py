@@ -15,6 +15,9 @@ from headrace.control.holdings import Holdings, Resource, ResourceLedger
 from headrace.control.lifecycle import Finish, RequestRecord
 from headrace.control.steps import AttemptEnd
 
+_NONE = Attempted(0, 0, "", AttemptCause.FIRST)
+"""Stands for the attempt that counts before there is one; nothing arrives for it."""
+
 
 class RequestAttempts:
     """See the module. Invariant: one attempt counts, and at most one more runs beside it (headrace.control.hedge)."""
@@ -33,7 +36,7 @@ class RequestAttempts:
         """Messages that no longer counted."""
         self._ledger = ledger
         self._is_running = False
-        self._current: Attempted | None = None
+        self._current = _NONE
         self._beside: Beside | None = None
         self._end: AttemptEnd | None = None
         """How the attempt that counts ended."""
@@ -55,7 +58,7 @@ class RequestAttempts:
     @property
     def current(self) -> Attempted:
         """The attempt that counts, or the last one that did. Only once there was one."""
-        assert self._current is not None
+        assert self.attempted
         return self._current
 
     @property
@@ -144,7 +147,7 @@ class RequestAttempts:
         self._pending += tokens
         if not tokens:
             self._has_text = True
-        self.current.output_tokens += tokens
+        self._current.output_tokens += tokens
         self.window.output(tokens, now)
         return True
 

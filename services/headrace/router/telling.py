@@ -189,11 +189,13 @@ def terminal(event: pb.GenerateEvent, machine: RequestMachine, ends: Ends, now: 
 
 def attempt_record(attempted: Attempted, ended: scheduler_pb2.Ended | None) -> pb.AttemptRecord:
     """What became of one attempt; without a finish reason where that is not known."""
+    is_lost = attempted.reason is Reason.WORKER_LOST_BEFORE_OUTPUT
+    finish = Finish.INTERRUPTED if is_lost else attempted.finish
     return pb.AttemptRecord(
         attempt=attempted.number,
         replica=attempted.replica,
         cause=int(attempted.cause),  # type: ignore[arg-type]
-        finish_reason=FINISH_NUMBER[attempted.finish] if attempted.finish is not None else None,
+        finish_reason=FINISH_NUMBER[finish] if finish is not None else None,
         usage=_used(attempted, ended),
         delivered=attempted.is_delivered,
     )
