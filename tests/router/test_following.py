@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 
@@ -11,6 +12,7 @@ from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServic
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.errors import Reason
 from router.harness import DEADLINE_S, collect, failure, running, soon, until
+from router.test_tenants import ACME, ACME_KEY, bearer, call, finish, publish
 from support.memory_store import MemoryStore
 
 KEY = {"idempotency_key": "k1"}
@@ -116,3 +118,23 @@ async def test_followers_are_bounded() -> None:
         assert found.metadata["limitFollowers"] == "1"
         await h.scheduler.end(dispatch.attempt)
         assert (await collect(follower))[1] is None
+
+
+async def test_where_there_is_no_room_a_duplicate_is_served_and_a_new_key_refused_without_a_write() -> None:
+    store = MemoryStore()
+    async with running(store=store) as h:
+        publish(h, replace(ACME, concurrency=1))
+        first = call(h, *bearer(ACME_KEY), **KEY)
+        dispatch = await h.admitted()
+        writes = store.calls.count("swap")
+        _, error = await collect(call(h, *bearer(ACME_KEY), idempotency_key="k2"))
+        assert failure(error).reason is Reason.QUOTA_EXCEEDED
+        assert store.calls.count("swap") == writes
+        assert len(store.keys) == 1
+        duplicate = call(h, *bearer(ACME_KEY), **KEY)
+        await finish(h, dispatch)
+        told = [await collect(one) for one in (first, duplicate)]
+        assert [why for _, why in told] == [None, None]
+        assert raw(told[0][0]) == raw(told[1][0])
+        assert h.service.quotas.core.running("tenants/acme") == 0
+        assert h.service.admission.core.requests == 0

@@ -74,6 +74,10 @@ class Admission:
         """Remember what a request has taken."""
         self._demands[request] = demand
 
+    def drop(self, demand: Demand) -> None:
+        """Give back what `take` has taken for a request that is not started."""
+        self.core.release(demand)
+
     def release(self, request: str) -> None:
         """A request is over: nothing of it is held in an engine. Again: nothing happens."""
         demand = self._demands.pop(request, None)

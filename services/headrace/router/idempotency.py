@@ -46,6 +46,7 @@ SLICE_S = 600.0
 """Keys of this long share a lease, seconds; less where keys live shortly."""
 
 _TRIES = 4
+_LOOK_S = 0.5
 _CALL_S = 3.0
 _RETRIES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _AT_A_TIME = 16
@@ -279,6 +280,14 @@ class Keys:
         reason = record.reason.value if record.reason is not None else ""
         ending = Ending(finish, reason, record.output_tokens, _now_ms())
         self._later(self._persist(claim, claim.record.ended(ending, self._lifetime)))
+
+    async def is_used(self, tenant: str, key: str) -> bool:
+        """Whether a key has a record. A read, which costs the store far less than to claim it and take it back.
+
+        Raises:
+            Failure: STORE_UNAVAILABLE.
+        """
+        return await self._connected().get(idempotency.store_key(tenant, key), timeout_s=_LOOK_S) is not None
 
     async def unsettled(self, name: str) -> None:
         """Wait until it is known whether the request `name` was started here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,7 @@ class Sharing:
         Raises:
             Failure: how the request ended, unless well; or why it was not run, or cannot be followed.
         """
+        await self._refuse_new(generate.idempotency_key, plan, tenant)
         free: set[str] = set()
         for _ in range(_ROUNDS):
             left_s = plan.budget.remaining_s(time.monotonic())
@@ -83,6 +85,19 @@ class Sharing:
             if latest is not None:
                 raise forgotten(latest.record)
         raise Failure(Reason.OVERLOADED, "Many calls use this key at once; try again shortly.")
+
+    async def _refuse_new(self, key: str, plan: Plan, tenant: str) -> None:
+        """Where there is no room, refuse a request whose key is new; a duplicate needs none.
+
+        Under overload the store then has reads to answer, instead of two writes for each refusal.
+        """
+        try:
+            self._sessions.check_room(plan)
+        except Failure as refusal:
+            with contextlib.suppress(Failure):
+                if await self.keys.is_used(tenant, key):
+                    return
+            raise refusal from None
 
     async def relay(self, request: router_pb.RelayRequestRequest, context: Context) -> None:
         """RouterService.RelayRequest; writes the bytes of GenerateEvents."""

@@ -18,7 +18,9 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, Reason
 from headrace.control.holdings import ResourceLedger
 from headrace.control.lifecycle import Phase
+from headrace.control.quota import Charge
 from headrace.control.resources import Replica
+from headrace.control.router_admission import Demand
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
 from headrace.router.admission import Admission, demand_of
@@ -103,13 +105,7 @@ class Sessions:
         Raises:
             Failure: nobody can take it, or there is no room for it.
         """
-        charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
-        try:
-            demand = self.admission.take(plan) if self.admission is not None else None
-        except Failure:
-            if self.quotas is not None and charge is not None:
-                self.quotas.drop(charge)
-            raise
+        charge, demand = self._take(plan)
         session = Session(plan, tenant, self, self.resources, name)
         if self.quotas is not None and charge is not None:
             self.quotas.keep(session.name, charge)
@@ -124,6 +120,24 @@ class Sessions:
         self._running[session.name] = session
         self.idle.clear()
         return session
+
+    def check_room(self, plan: Plan) -> None:
+        """Raise what `open` would raise now for want of room, counted as a refusal; nothing is taken."""
+        charge, demand = self._take(plan)
+        if self.quotas is not None and charge is not None:
+            self.quotas.drop(charge)
+        if self.admission is not None and demand is not None:
+            self.admission.drop(demand)
+
+    def _take(self, plan: Plan) -> tuple[Charge | None, Demand | None]:
+        charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
+        try:
+            demand = self.admission.take(plan) if self.admission is not None else None
+        except Failure:
+            if self.quotas is not None and charge is not None:
+                self.quotas.drop(charge)
+            raise
+        return charge, demand
 
     def find(self, name: str, tenant: str) -> Session | pb.Request:
         """A request by name: the session, or the record of one that is only remembered.
