@@ -95,12 +95,34 @@ async def test_after_output_nothing_is_run_again(serve: Any, ask: Any) -> None:
     assert one.calls + other.calls == 1
 
 
-async def test_the_answer_about_the_key_stands(serve: Any, ask: Any) -> None:
-    lost = raising(Failure(Reason.IDEMPOTENCY_ORIGIN_LOST, "It ran in a Router that is gone."))
-    one, other, targets = await pair(serve, accepted_then_cut, lost)
-    error = (await ask(targets)).error
+origin_lost = raising(Failure(Reason.IDEMPOTENCY_ORIGIN_LOST, "It ran in a Router that is gone."))
+
+
+async def test_the_answer_about_a_callers_key_stands(serve: Any, ask: Any) -> None:
+    one, other, targets = await pair(serve, accepted_then_cut, origin_lost)
+    error = (await ask(targets, idempotency_key="mine")).error
     assert type(error) is sdk.OriginLost
     assert one.calls + other.calls == 2
+
+
+@pytest.mark.parametrize("is_lost_again", [False, True])
+async def test_under_its_own_key_it_runs_once_more_where_the_router_that_ran_it_is_gone(
+    serve: Any, ask: Any, is_lost_again: bool
+) -> None:
+    keys: list[str] = []
+
+    async def script(play: Play) -> None:
+        keys.append(play.request.idempotency_key)
+        if len(keys) == 1:
+            await accepted_then_cut(play)
+        await (origin_lost if len(keys) == 2 or is_lost_again else good)(play)
+
+    heard = await ask([(await serve(script)).target, (await serve(script)).target])
+    if is_lost_again:
+        assert type(heard.error) is sdk.OriginLost
+    else:
+        assert (heard.error, heard.answer.text) == (None, "Hello")
+    assert (len(keys), len(set(keys)), keys[0]) == (3, 2, keys[1])
 
 
 async def test_what_can_be_resumed_is_resumed_where_it_was(serve: Any, ask: Any) -> None:

@@ -21,6 +21,14 @@ _TRANSPORT_CODES = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"})
 IS_REPLAY = ("headrace-idempotent-replay", "true")
 """Initial metadata of a call that repeats, or reads along with, what another call with its key began."""
 
+ELSEWHERE = frozenset({Reason.DRAINING, Reason.NO_SNAPSHOT})
+"""Refusals that another Router would not have given."""
+RESUME_REFUSED = {
+    Reason.NOT_FOUND: "the service no longer knows the request: it was kept too short a time, or the Router restarted",
+    Reason.EVENTS_EXPIRED: "events after the last one that was read are no longer kept",
+    Reason.NOT_RESUMABLE: "the service does not let this request be resumed",
+}
+
 
 def contradiction(terminal: Terminal, code: str, failure: Failure | None) -> str:
     """How the status of a call contradicts its terminal event; "" if it does not.

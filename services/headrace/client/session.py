@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
-from headrace.client import errors
+from headrace.client import errors, judging
 from headrace.client.acknowledging import Acknowledging
 from headrace.client.calls import Opening, Unreadable
 from headrace.client.errors import Facts, HeadraceError, ProtocolError
 from headrace.client.events import Accepted, Answer, Delta, Event, ResumePoint, Terminal
-from headrace.client.judging import COMPLETE, contradiction, is_replay, quota_of, trailer
 from headrace.client.targets import Turn
 from headrace.client.transcript import Transcript
 from headrace.control.client_retry import (
@@ -41,13 +40,7 @@ from headrace.rpc import status
 RESUME_S = 30.0
 """How long to try to resume where `accepted`, which says it, was read elsewhere."""
 
-_ELSEWHERE = frozenset({Reason.DRAINING, Reason.NO_SNAPSHOT})
-"""Refusals that another Router would not have given."""
-_RESUME_REFUSED = {
-    Reason.NOT_FOUND: "the service no longer knows the request: it was kept too short a time, or the Router restarted",
-    Reason.EVENTS_EXPIRED: "events after the last one that was read are no longer kept",
-    Reason.NOT_RESUMABLE: "the service does not let this request be resumed",
-}
+_AGAIN = "-again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Session:
         """Whether the request has ended as far as its reader can know, or is none of its business any more."""
         self._acknowledging = Acknowledging()
         self._is_kept = True
-        self._is_own_key = False
+        self._is_own_key = self._has_new_key = False
         if isinstance(request, pb.ResumeGenerateRequest):
             self._transcript = Transcript(request.request, request.after_sequence)
         else:
@@ -153,7 +146,7 @@ class Session:
         """The first message of a call is here; `metadata` came before it."""
         self._turn.answered()
         if not self._is_resuming:
-            self.is_replay = is_replay(metadata)
+            self.is_replay = judging.is_replay(metadata)
 
     def take(self, message: pb.GenerateEvent | Unreadable) -> Event | None:
         """Take one message. On the hot path.
@@ -203,23 +196,25 @@ class Session:
         self._notice_target(code, failure)
         terminal = self._transcript.terminal
         if terminal is not None:
-            if disagreement := contradiction(terminal, code, failure):
+            if disagreement := judging.contradiction(terminal, code, failure):
                 return Outcome(error=self._broken(disagreement))
-            if code == "OK" or terminal.finish_reason in COMPLETE:
+            if code == "OK" or terminal.finish_reason in judging.COMPLETE:
                 return Outcome(terminal=terminal)
             failure = terminal.failure or failure
         elif rpc_error is None:
             return Outcome(error=self._broken("The service ended the stream without a terminal event."))
-        elif (resumed := self._resume(code, failure, trailer(rpc_error, status.PUSHBACK))) is not None:
+        elif (resumed := self._resume(code, failure, judging.trailer(rpc_error, status.PUSHBACK))) is not None:
             return resumed
         if failure is not None and failure.reason is Reason.STORE_UNAVAILABLE and self._drops_key():
+            return Outcome(wait_s=0.0)
+        if failure is not None and failure.reason is Reason.IDEMPOTENCY_ORIGIN_LOST and self._renews_key():
             return Outcome(wait_s=0.0)
         wait_s = self._retry_wait_s(code, failure, rpc_error)
         if wait_s is not None:
             self._is_located = self._is_resuming = False
             return Outcome(wait_s=wait_s)
         if failure is not None:
-            error = errors.from_failure(failure, output=self._transcript.has_output, quota=quota_of(rpc_error))
+            error = errors.from_failure(failure, output=self._transcript.has_output, quota=judging.quota_of(rpc_error))
         else:
             details = rpc_error.details() if rpc_error is not None else ""
             error = errors.from_code(code, details, output=self._transcript.has_output)
@@ -242,7 +237,7 @@ class Session:
         if has_read:
             self._failures = 0
         if not is_resumable(code, reason):
-            why = _RESUME_REFUSED.get(reason) if reason and self._is_resuming and self._is_located else None
+            why = judging.RESUME_REFUSED.get(reason) if reason and self._is_resuming and self._is_located else None
             self._is_gone = why is not None
             return Outcome(error=self._lost(code, why)) if why else None
         if not self._failures:
@@ -327,7 +322,7 @@ class Session:
             begun=self._transcript.sequence > 0,
             output=self._transcript.has_output,
             retry_after_s=failure.retry_after_s if failure else None,
-            pushback=trailer(rpc_error, status.PUSHBACK),
+            pushback=judging.trailer(rpc_error, status.PUSHBACK),
         )
         is_free = is_refusal(attempt, refusals=self._refusals)
         self._refusals += is_free
@@ -356,6 +351,19 @@ class Session:
         self._is_own_key = self._has_key = False
         return True
 
+    def _renews_key(self) -> bool:
+        """The Router that was failed over from is gone, and its attempt with it; once, it may run again.
+
+        Only where the key is this client's own, so that nobody else can have read anything of it either.
+        """
+        if not self._is_own_key or not self.has_failed_over or self._has_new_key or self._transcript.has_output:
+            return False
+        assert isinstance(self._request, pb.GenerateRequest)
+        self._request.idempotency_key += _AGAIN
+        self._has_new_key = True
+        self._is_located = self._is_resuming = False
+        return True
+
     @property
     def _may_fail_over(self) -> bool:
         retry = self._retry
@@ -367,7 +375,7 @@ class Session:
         reason = failure.reason if failure is not None else None
         if is_shed(reason) and not self._transcript.sequence:
             self._turn.shed()
-        elif reason in _ELSEWHERE or (reason is None and code == "UNAVAILABLE"):
+        elif reason in judging.ELSEWHERE or (reason is None and code == "UNAVAILABLE"):
             self._turn.lost()
         elif reason is not None:
             self._turn.answered()
