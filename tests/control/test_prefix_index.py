@@ -87,6 +87,16 @@ def test_who_keeps_nothing_is_soon_not_trusted() -> None:
     assert index.trust("a") == 0.8
 
 
+def test_a_replica_whose_guesses_are_all_gone_is_passed_over_when_room_is_made() -> None:
+    index = PrefixIndex(blocks_max=3)
+    index.keep("a", prompt(1, 2))
+    index.correct("a", prompt(1, 2), expected=2, found_share=0.0)
+    index.keep("b", prompt(1, 2, 3))
+    index.keep("c", prompt(4))
+    assert len(index) == 3
+    assert index.depth("c", prompt(4)) == 1
+
+
 KEEPS = st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), min_size=1, max_size=6))
 
 

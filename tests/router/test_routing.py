@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,8 @@ from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.api.router.v1.router_service_pb2_grpc import RouterServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.errors import Reason
+from headrace.control.resources import FailureDomain
+from headrace.control.tenants import Tenant
 from headrace.router.routing_metrics import RoutingMetrics
 from router.harness import DEADLINE_S, Harness, collect, failure, kinds, running, until
 
@@ -120,6 +123,36 @@ async def test_faults_before_a_token_eject_and_refusals_do_not() -> None:
         assert len(faults) == 4
         told = {c.replica: c.excluded_by for c in (await explain(h)).candidates}
         assert told == {"replicas/r0": "ejected", "replicas/r1": "", "replicas/r2": "", "replicas/r3": ""}
+
+
+async def test_a_fault_after_a_token_is_none_of_routings_business() -> None:
+    async with running(replicas=2, attempts_max=1) as h:
+        routing = h.routes.routing
+        call = h.generate()
+        dispatch = await h.admitted()
+        assert routing.silent == {dispatch.attempt}
+        await h.scheduler.deltas(dispatch.attempt, "x")
+        await until(lambda: not routing.silent)
+        await fail(h, dispatch, Reason.ENGINE_FAILED)
+        await collect(call)
+        assert not routing.outliers._records
+
+
+async def test_a_tenant_is_served_in_its_zones_only() -> None:
+    async with explained(replicas=2) as h:
+        before = h.routes.snapshot
+        assert before is not None
+        east = dataclasses.replace(before.replicas[1], failure_domain=FailureDomain("h", "k", "east"))
+        tenant = Tenant("tenants/t", zones=("east",))
+        changed = {"version": 6, "replicas": (before.replicas[0], east), "tenants": (tenant,)}
+        h.routes.apply(dataclasses.replace(before, **changed))
+        answer = await explain(h, tenant="tenants/t")
+        assert answer.chosen == "replicas/r1"
+        assert {c.replica: (c.excluded_by, c.failure_domain) for c in answer.candidates} == {
+            "replicas/r0": ("zone", "-/-/-"),
+            "replicas/r1": ("", "east/k/h"),
+        }
+        assert all(not c.excluded_by for c in (await explain(h)).candidates), "others go anywhere"
 
 
 async def test_a_broken_link_is_one_fault_and_leaves_nothing_in_flight() -> None:

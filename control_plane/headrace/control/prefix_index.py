@@ -148,8 +148,9 @@ class PrefixIndex:
             self._drop_oldest(replica, shelf)
         while self._count > self._blocks_max:
             name, oldest = next(iter(self._shelves.items()))
-            self._drop_oldest(name, oldest)
-            if not oldest.blocks:
+            if oldest.blocks:
+                self._drop_oldest(name, oldest)
+            else:
                 del self._shelves[name]
 
     def correct(self, replica: str, blocks: tuple[bytes, ...], expected: int, found_share: float) -> None:
