@@ -34,15 +34,17 @@ KILL_AT = 40
 
 
 @contextlib.asynccontextmanager
-async def second_scheduler(stack: RunningStack, directory: Path) -> AsyncIterator[list[str]]:
-    """Another Scheduler with workers for both models; both Schedulers' addresses."""
+async def second_scheduler(
+    stack: RunningStack, directory: Path
+) -> AsyncIterator[tuple[list[str], subprocess.Popen[bytes]]]:
+    """Another Scheduler with workers for both models; both Schedulers' addresses, and its process."""
     address = f"127.0.0.1:{free_port()}"
     command = [*COMMAND, "scheduler", "--name", "second", "--listen", address, "--etcd", stack.etcd]
     command += ["--state-dir", str(directory), "--engines", "synthetic,llamacpp"]
     with (directory / "second.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        yield [stack.scheduler, address]
+        yield [stack.scheduler, address], process
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -118,7 +120,7 @@ def check_continued(events: Events, whole: Events) -> None:
 async def test_a_killed_workers_answer_is_continued_to_the_same_transcript(stack: RunningStack, tmp_path: Path) -> None:
     request = greedy("a long story of rivers", SYNTHETIC, TOKENS)
     goes_on = {**request, "recovery": pb.RECOVERY_CONTINUE}
-    async with second_scheduler(stack, tmp_path) as schedulers:
+    async with second_scheduler(stack, tmp_path) as (schedulers, process):
         await until(lambda: ready(stack, SYNTHETIC) == 2 and ready(stack, MODEL) == 2)
         whole = await read(stack, **request)
         assert len(ids_of(whole)) == TOKENS
@@ -140,9 +142,22 @@ async def test_a_killed_workers_answer_is_continued_to_the_same_transcript(stack
         assert text_of(whole).startswith(text_of(events))
 
         # llama.cpp's own, where rounding cannot decide.
-        request = {**greedy(DECISIVE[0], MODEL, 60), "recovery": pb.RECOVERY_CONTINUE}
-        whole = await read(stack, **request)
-        check_continued(await cut_off(stack, schedulers, 10, **request), whole)
+        decisive = {**greedy(DECISIVE[0], MODEL, 60), "recovery": pb.RECOVERY_CONTINUE}
+        decided = await read(stack, **decisive)
+        check_continued(await cut_off(stack, schedulers, 10, **decisive), decided)
         for model in (SYNTHETIC, MODEL):
             await until(lambda model=model: ready(stack, model) == 2)  # type: ignore[misc]
+
+        # A whole Scheduler is killed, with everything behind it.
+        running: list[Events] = [[] for _ in range(3)]
+        readings = [asyncio.create_task(read(stack, events=events, **goes_on)) for events in running]
+        while not all(len(ids_of(events)) >= KILL_AT for events in running):
+            await asyncio.sleep(0.01)
+        process.kill()
+        await asyncio.gather(*readings)
+        hit = [events for events in running if check_story(events).attempts == 2]
+        assert hit, "none of three ran on it"
+        for events in hit:
+            check_continued(events, whole)
+        assert all(text_of(events) == text_of(whole) for events in running)
     await until(lambda: ready(stack, SYNTHETIC) == 1 and ready(stack, MODEL) == 1)
