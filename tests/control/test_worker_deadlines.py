@@ -118,6 +118,15 @@ def test_a_wait_ends_at_its_limit_without_the_engine(limits, reason):
     assert bench.ledger.overdue(99.0, 2.0)[0].token == 1  # what the engine has, it is told of
 
 
+def test_what_waits_here_is_no_business_of_the_engine_s_late_ones():
+    bench = Bench(slots=1, stage_ahead=0)
+    bench.dispatch(1, 2, remaining_s=3.0)
+    assert [a.token for a in bench.ledger.overdue(99.0, 2.0)] == [1]  # though nobody has looked at the queue yet
+    assert bench.ledger.attempts[2].cause is None
+    bench.advance(99.0)
+    assert bench.ended[2].reason is Reason.DEADLINE_EXCEEDED
+
+
 def test_a_cancel_of_one_that_waits_ends_it_at_once_and_tells_the_engine_nothing():
     bench = Bench(slots=1, stage_ahead=0)
     bench.dispatch(1, 2, 3, 4)

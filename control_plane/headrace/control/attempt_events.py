@@ -60,7 +60,6 @@ class AttemptBooks:
         book.waiting -= 1
         self._waiting_bytes -= attempt.input_bytes
         self._take_slot(attempt, book)
-        self._freed.add(attempt.replica)  # the estimate may have been too high
         return attempt
 
     def preempt(self, token: int, incarnation: int, number: int) -> Attempt | None:
@@ -180,7 +179,7 @@ class AttemptBooks:
     def _leave_stage(self, attempt: Attempt, book: WorkerBook) -> None:
         book.staged -= 1
         book.staged_cells -= attempt.kv_cells
-        self._freed.add(book.replica)
+        self._freed.add(book.replica)  # where it now has a slot, the estimate of its cells may have been too high
 
     def _end_here(self, attempt: Attempt, failure: Failure | None) -> None:
         """End an attempt that the engine knows nothing of."""
@@ -209,7 +208,6 @@ class AttemptBooks:
         else:
             self._leave_queue(attempt, book)
         book.shorts -= attempt.load_class.is_short and not attempt.is_queued
-        attempt.payload = None
         self.version += 1
         self._remember(attempt.token)
 
