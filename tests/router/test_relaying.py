@@ -310,6 +310,23 @@ async def test_a_duplicate_elsewhere_may_cancel_the_request() -> None:
             assert events[-1].terminal.finish_reason == pb.FINISH_REASON_CANCELLED
 
 
+async def test_a_connection_to_another_router_that_is_not_used_is_closed(monkeypatch: Any) -> None:
+    async with two() as t:
+        first, dispatch = await t.begun()
+        peers = t.b.service.sharing._peers
+        reading = t.b.generate(**KEY)
+        await reading.read()
+        monkeypatch.setattr("headrace.router.peers.IDLE_S", 0.0)
+        other = t.b.generate(**KEY)
+        await other.read()
+        other.cancel()
+        await until(lambda: len(t.b.service.sessions.followers) == 1)
+        assert len(peers) == 1, "it has a user"
+        await t.a.scheduler.end(dispatch.attempt)
+        assert [(await collect(call))[1] for call in (first, reading)] == [None, None]
+        await until(lambda: len(peers) == 0)
+
+
 async def test_the_callers_deadline_ends_its_call_alone() -> None:
     async with two() as t:
         first, dispatch = await t.begun()

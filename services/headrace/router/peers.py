@@ -9,7 +9,10 @@ Each step has a bound, so a caller is never left without an answer: it gets the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -35,6 +38,8 @@ UNSTARTED = "neverStarted"
 
 ANSWER_S = 3.0
 """How long another Router may take to say whether it has a request, seconds."""
+IDLE_S = 300.0
+"""After this long without a use a connection to another Router is closed."""
 _LOOK_S = 2.0
 _PAUSE_S = 0.25
 
@@ -47,20 +52,42 @@ class NotThere(Exception):
         self.unstarted = unstarted
 
 
+@dataclass(slots=True)
+class _Peer:
+    channel: grpc.aio.Channel
+    users: int = 0
+    used_at: float = 0.0
+
+
 class Peers:
     """Connections to other Routers, and what the store knows of them."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._peers: dict[str, _Peer] = {}
 
-    def stub(self, endpoint: str) -> RouterServiceStub:
-        """The RouterService at host:port."""
-        channel = self._channels.get(endpoint)
-        if channel is None:
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    @contextlib.asynccontextmanager
+    async def connected(self, endpoint: str) -> AsyncIterator[RouterServiceStub]:
+        """The RouterService at host:port, while the block runs. Connections that were not used for long are closed."""
+        peer = self._peers.get(endpoint)
+        if peer is None:
             channel = grpc.aio.insecure_channel(endpoint, options=[*CLIENT_OPTIONS, *BOUNDED_WINDOW])
-            self._channels[endpoint] = channel
-        return RouterServiceStub(channel)
+            peer = self._peers[endpoint] = _Peer(channel)
+        peer.users += 1
+        try:
+            yield RouterServiceStub(peer.channel)
+        finally:
+            peer.users -= 1
+            peer.used_at = time.monotonic()
+            await self._sweep(peer.used_at)
+
+    async def _sweep(self, now: float) -> None:
+        idle = [e for e, peer in self._peers.items() if not peer.users and now - peer.used_at >= IDLE_S]
+        for peer in [self._peers.pop(endpoint) for endpoint in idle]:
+            await peer.channel.close(None)
 
     async def registered(self, router: str) -> str | None:
         """Incarnation in a Router's service record; "": there is none; None: the store does not answer."""
@@ -83,8 +110,8 @@ class Peers:
 
     async def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels.values():
-            await channel.close(None)
+        for peer in self._peers.values():
+            await peer.channel.close(None)
 
 
 class Relaying:
@@ -110,17 +137,18 @@ class Relaying:
             self._cancelling = asyncio.create_task(self._cancel_there(), name="cancel-there")
 
     async def _cancel_there(self) -> None:
-        call = self._call(self._found.record, cancel=True)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await call.initial_metadata()
-        except TimeoutError:
-            self.writer.break_off(_unreachable(self._found.record))
-        finally:
-            call.cancel()
+        async with self._peers.connected(self._found.record.admin_endpoint) as stub:
+            call = self._call(stub, self._found.record, cancel=True)
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await call.initial_metadata()
+            except TimeoutError:
+                self.writer.break_off(_unreachable(self._found.record))
+            finally:
+                call.cancel()
 
-    def _call(self, record: Record, *, cancel: bool = False) -> Any:
-        return self._peers.stub(record.admin_endpoint).RelayRequest(
+    def _call(self, stub: RouterServiceStub, record: Record, *, cancel: bool = False) -> Any:
+        return stub.RelayRequest(
             router_pb.RelayRequestRequest(
                 request=record.request,
                 tenant=self._tenant,
@@ -151,7 +179,10 @@ class Relaying:
 
     async def _ask(self, record: Record) -> Answer | None:
         """Follow it as far as it goes; None: to its end."""
-        call = self._call(record)
+        async with self._peers.connected(record.admin_endpoint) as stub:
+            return await self._follow(self._call(stub, record))
+
+    async def _follow(self, call: Any) -> Answer | None:
         is_relayed = False
         try:
             async with asyncio.timeout(ANSWER_S):
