@@ -184,6 +184,8 @@ async def test_a_continued_answer_is_resumed_as_one_story() -> None:
         await h.scheduler.end(second.attempt, output_tokens=1, usage=pb.Usage(generated_tokens=1, prompt_tokens=3))
         resume = pb.ResumeGenerateRequest(request=read[0].request, after_sequence=0)
         events, error = await collect(h.stub.ResumeGenerate(resume, timeout=DEADLINE_S))
+        kept = h.service.sessions.find(read[0].request, "tenants/anonymous")
+        assert kept._attempts.known is None, "what is only kept for readers needs no tokens"
     assert error is None
     assert kinds(events) == ["accepted", "delta", "notice", "delta", "terminal"]
     assert events[:2] == read

@@ -321,6 +321,7 @@ class Session:
         self._is_reported = True
         self._timer.cancel()
         self._attempts.close()
+        self._attempts.known = None
         self._owner.retrying.finished(self.machine, time.monotonic())
         if self._over is not None:
             self._over.set()
