@@ -218,3 +218,15 @@ async def test_an_engine_that_does_not_answer_a_look_loses_nothing(bench):
         bench.relay.tick(now + 20 * n)
     assert bench.engine.lists == 1
     assert set(bench.relay.ledger.attempts) == {1}
+
+
+async def test_what_a_drain_cuts_off_is_left_so_that_another_engine_can_go_on(bench):
+    bench.dispatch(1, continuation=pb.Continuation(token_ids=[7, 8], text_bytes=3), tenant="tenants/t")
+    assert bench.engine.requests[1]["continuation"] == {"tokens": 2, "text_bytes": 3}
+    assert bench.engine.requests[1]["cache_salt"] == "tenants/t"
+    bench.tell(admitted(1))
+    bench.relay.cut_engine("replicas/a")
+    assert bench.engine.asked[-1] == ("cancel", (1,), "drained")
+    bench.tell(finished(1, "cancelled"))
+    (ended,) = bench.told().ended
+    assert ended.reason == inference_pb2.FINISH_REASON_DRAINED
