@@ -150,6 +150,8 @@ class TenantRing(Generic[E]):
         """Hand over what was chosen: everybody gets what the rounds until then give."""
         is_passed = True
         for place, (name, tenant) in enumerate(self._tenants.items()):
+            if not is_passed and not choice.rounds:
+                break  # those behind it are not visited
             visits = choice.rounds + (place > 0 and is_passed)
             if name == choice.tenant:
                 is_passed = False

@@ -191,15 +191,17 @@ class WorkerQueue:
         Raises:
             Failure: DEADLINE_UNMEETABLE; OVERLOADED where it is the longest wait that would not be kept.
         """
-        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now)
         queue_s = attempt.budget.queue_remaining_s(now)
+        limit_s = math.inf if queue_s is None else queue_s
+        remaining_s = attempt.budget.deadline_at - now
+        end_s = expected.end_s(expected.output_tokens) if attempt.max_tokens <= END_TOKENS_MAX else None
+        spare_s = min(limit_s, remaining_s - max(end_s or 0.0, expected.prefill_s or 0.0))
+        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now, spare_s)
         if queue_s is not None and wait_s > queue_s:
             said = {"expectedMs": _ms(wait_s), "limitMs": _ms(queue_s), "stage": "wait"}
             raise self._overloaded("It would wait longer than it may.", said, attempt.priority, now)
-        remaining_s = attempt.budget.deadline_at - now
         needs_s = wait_s + (expected.prefill_s or 0.0)
         stage = "firstToken"
-        end_s = expected.end_s(expected.output_tokens) if attempt.max_tokens <= END_TOKENS_MAX else None
         if end_s is not None and needs_s <= remaining_s:
             needs_s, stage = wait_s + end_s, "end"
         if needs_s > remaining_s:
@@ -280,12 +282,17 @@ class WorkerQueue:
         self._short_used_at = now
         return max(0, min(share, round(self._short_used)) - book.shorts)
 
-    def _wait_of(self, attempt: Attempt, expected: Expected, now: float) -> float:
+    def _wait_of(self, attempt: Attempt, expected: Expected, now: float, spare_s: float) -> float:
+        """Its wait, by measured times; the wait behind everybody of its priority where that is soon enough."""
+        most_s, is_measured = self.wait_s(attempt.priority, now)
+        if not is_measured:
+            return 0.0
+        if most_s <= spare_s:
+            return most_s
         entry = self._entry(attempt, expected, now)
         entry.number = 1 << 62
         ahead = self.waiting.work_ahead(attempt.priority, attempt.tenant, entry.order, entry.work)
-        wait_s, is_measured = self._wait_s(ahead, now)
-        return wait_s if is_measured else 0.0
+        return self._wait_s(ahead, now)[0]
 
     def _wait_s(self, ahead: float, now: float) -> tuple[float, bool]:
         """Wait behind so much work. It is counted in usual ones, so that it is right when their time is known."""
