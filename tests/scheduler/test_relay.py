@@ -8,7 +8,8 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.engine.contract import StepBatch
 from headrace.scheduler import relay as relay_module
 from headrace.scheduler.engine_run import EngineRun
-from support.relaying import REVISION, Bench
+from support.relaying import REPLICA, REVISION, Bench
+from support.scheduling import make_dispatch
 from support.scripted_engine import admitted, finished
 
 
@@ -221,7 +222,10 @@ async def test_an_engine_that_does_not_answer_a_look_loses_nothing(bench):
 
 
 async def test_what_a_drain_cuts_off_is_left_so_that_another_engine_can_go_on(bench):
-    bench.dispatch(1, continuation=pb.Continuation(token_ids=[7, 8], text_bytes=3), tenant="tenants/t")
+    message = make_dispatch(REPLICA, attempt=1)
+    message.continuation.token_ids[:] = [7, 8]
+    message.continuation.text_bytes, message.tenant = 3, "tenants/t"
+    bench.take(dispatches=[message])
     assert bench.engine.requests[1]["continuation"] == {"tokens": 2, "text_bytes": 3}
     assert bench.engine.requests[1]["cache_salt"] == "tenants/t"
     bench.tell(admitted(1))
