@@ -23,7 +23,7 @@ from headrace.control.sliding_count import SlidingCount
 WINDOW_S = 10.0
 """What successes and extra attempts are counted over; Schedulers report the same window."""
 SHARE = 0.1
-FLOOR = 3
+FLOOR = 10
 LAG_S = 0.3
 """A report may not yet hold what was sent so long before it arrived."""
 

@@ -115,7 +115,7 @@ class RouterSettings(EtcdSettings):
         0.1, description="Attempts beyond the first that the fleet may make, as a share of its successes.", ge=0, le=10
     )
     retry_floor: int = Field(
-        3, description="Such attempts that it may make in any 10 s, however few successes there are.", ge=0
+        10, description="Such attempts that it may make in any 10 s, however few successes there are.", ge=0
     )
     hedge_after_s: float = Field(
         0.0,
