@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
-from headrace.control.attempt_book import Attempt, Cause, Dispatched, Load
+from headrace.control.attempt_book import Attempt, Cause, Dispatched
 from headrace.control.errors import Failure, Reason
 from headrace.rpc import status
 
@@ -276,18 +276,6 @@ def _public_field(field: str) -> str:
     """Path in the public request of a field of the engine contract."""
     head = re.split(r"[.\[]", field, maxsplit=1)[0]
     return _PUBLIC_FIELDS[head] + field[len(head) :] if head in _PUBLIC_FIELDS else field
-
-
-def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
-    """Encode how busy a worker is."""
-    return pb.ReplicaLoad(
-        replica=replica,
-        active=load.active,
-        waiting=load.waiting,
-        slots=load.slots,
-        kv_cells_reserved=load.kv_cells_reserved,
-        kv_cells=load.kv_cells,
-    )
 
 
 def _set_cause(ended: pb.Ended, cause: Cause) -> None:
