@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.control.fair_shares import LOOK_MAX, LOOKS_MAX
 from headrace.control.priority import Priority
 from headrace.control.wait_queue import PASS_S, PASSES_MAX, PATIENCE_S, Waiting, WaitQueue
 
@@ -60,6 +61,24 @@ def test_a_huge_one_is_passed_so_many_times_and_then_reserved_for():
     assert queue.next(0.0, **small(900)).token == 1
     assert queue.reserved is None
     assert queue.next(0.0, **small(500)).token not in served
+
+
+def test_many_huge_ones_of_one_tenant_do_not_hide_a_short_one_behind_them():
+    queue = filled(*(waiting(n, cells=900, deadline_at=1.0) for n in range(1, 40)), waiting(99, deadline_at=50.0))
+    assert queue.next(0.0, **small(500)).token == 99
+
+
+def test_looks_for_one_that_fits_have_an_end_and_every_tenant_is_looked_at():
+    looked = []
+
+    def fits(entry):
+        looked.append(entry.token)
+        return False
+
+    queue = filled(*(waiting(n, cells=900, tenant=f"t{n % 100}") for n in range(1, 4001)))
+    queue.next(0.0, may_start=lambda _: True, fits=fits)
+    assert len(looked) <= LOOKS_MAX + LOOK_MAX + 100
+    assert len({token % 100 for token in looked}) == 100
 
 
 def test_a_huge_one_is_passed_for_so_long_and_then_reserved_for():

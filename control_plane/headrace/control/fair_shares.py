@@ -30,8 +30,10 @@ RESERVED: Mapping[Priority, float] = MappingProxyType(
 """Share of the tokens that each priority is owed while it waits; the rest goes to the highest."""
 QUANTUM = 512
 """Tokens that a tenant of weight 1 gets in a round."""
-LOOK_MAX = 8
-"""Requests of one tenant that are looked at for one that fits."""
+LOOK_MAX = 64
+"""Requests of one tenant that are looked at for one that fits..."""
+LOOKS_MAX = 512
+"""...and of all together; of each tenant one at least."""
 
 
 class Entry(Protocol):
@@ -133,10 +135,14 @@ class TenantRing(Generic[E]):
     def choose(self, fits: Callable[[E], bool]) -> Choice[E] | None:
         """Who is next of those that fit; changes nothing."""
         best: Choice[E] | None = None
+        looks = LOOKS_MAX
         for place, (name, tenant) in enumerate(self._tenants.items()):
-            entry = next((e for e in tenant.entries[:LOOK_MAX] if fits(e)), None)
-            if entry is None:
+            places = range(min(len(tenant.entries), LOOK_MAX, max(1, looks)))
+            found = next((n for n in places if fits(tenant.entries[n])), None)
+            looks -= len(places) if found is None else found + 1
+            if found is None:
                 continue
+            entry = tenant.entries[found]
             rounds = math.ceil(max(0.0, entry.cost - tenant.deficit) / (self._quantum * tenant.weight))
             if place:
                 rounds = max(0, rounds - 1)  # its quantum of this round is still to come
