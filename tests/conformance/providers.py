@@ -1,0 +1,184 @@
+"""Engines that the suite can bring up, and what each says that it can do.
+
+A provider names an engine's configuration, prompts that its model can do something with, and its optional features. An
+engine behind the contract joins the suite with one entry in `PROVIDERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.weights import default_model
+from headrace.triton.engine_client import EngineClient
+from headrace.triton.process import TritonPlan, start_triton
+from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
+
+FEATURES = frozenset(
+    {
+        "logprobs",  # top_logprobs
+        "seed",  # a seed fixes the draw
+        "messages",  # a chat template
+        "continuation",
+        "repeats",  # greedy answers are the same each time, alone or beside others
+        "ends",  # `ending` makes the model end by itself
+        "cuts",  # `cutting` makes it say characters that are cut over tokens
+        "prefix_cache",
+        "preempts",  # a sequence without credit gives its room to one that waits
+        "kv_budget",  # cells are reserved before admission
+    }
+)
+CONTEXT = 512
+SLOTS = 8
+CELLS = 1024
+"""Two full contexts: long requests wait for cells while slots are free."""
+WAITING = 256
+SETTINGS: Mapping[str, Any] = {
+    "revision": "models/conformance/revisions/0123456789ab",
+    "incarnation": "conformance",
+    "context_tokens": CONTEXT,
+    "slots": SLOTS,
+    "kv_cells": CELLS,
+    "max_waiting": WAITING,
+    "prefill_chunk": 64,
+}
+GREEDY = {"sampling": {"temperature": 0.0}}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How to bring one engine up. `counting` is a greedy request whose answer goes on for as long as it is let.
+
+    `run_ahead`: tokens that it may generate beyond the credit; 0 where a sequence pauses. `slack`: tokens that may come
+    of one step of it, beyond any limit that acts between steps.
+    """
+
+    name: str
+    kind: str
+    """Of the hello."""
+    settings: Mapping[str, Any]
+    counting: Mapping[str, Any]
+    ending: Mapping[str, Any] = field(default_factory=dict)
+    cutting: Mapping[str, Any] = field(default_factory=dict)
+    features: frozenset[str] = FEATURES
+    run_ahead: int = 0
+    slack: int = 1
+    many: int = 8
+    """Most tokens of each of two hundred answers."""
+    is_faked: bool = False
+    prepare: Callable[[], Mapping[str, Any]] = dict
+    """More settings, found when it is started: a model file's path."""
+    missing: Callable[[], str] = str
+    """Why it cannot run on this machine; "" where it can."""
+    start: Callable[[Provider, Path], contextlib.AbstractAsyncContextManager[Running]] | None = None
+    """Another way than a Triton of its own."""
+
+    def needs(self, feature: str) -> None:
+        """Skip the test where the engine does not declare it."""
+        assert feature in FEATURES
+        if feature not in self.features:
+            pytest.skip(f"{self.name} does not declare {feature}")
+
+
+@dataclass(frozen=True)
+class Running:
+    """An engine that is up."""
+
+    provider: Provider
+    target: str
+
+
+@contextlib.asynccontextmanager
+async def running(provider: Provider, directory: Path) -> AsyncIterator[Running]:
+    """Bring it up, and down again."""
+    reason = provider.missing()
+    if reason:
+        pytest.skip(reason)
+    start = provider.start or in_triton
+    async with start(provider, directory) as engine:
+        yield engine
+
+
+@contextlib.asynccontextmanager
+async def in_triton(provider: Provider, directory: Path) -> AsyncIterator[Running]:
+    """A tritonserver with the real model repository."""
+    plan = TritonPlan(
+        files=prepare_triton(DEFAULT_CACHE_DIR),
+        model_repository=find_model_repository(None),
+        engine_config={**SETTINGS, **provider.settings, **provider.prepare()},
+        directory=directory,
+        threads=1,
+    )
+    process = start_triton(plan)
+    client = EngineClient(process.target, owner="loading", sink=_Nobody())
+    try:
+        loading = asyncio.create_task(client.wait_loaded())
+        ending = asyncio.create_task(process.wait_exit())
+        done, _ = await asyncio.wait({loading, ending}, timeout=100, return_when=asyncio.FIRST_COMPLETED)
+        loading.cancel()
+        ending.cancel()
+        await asyncio.gather(loading, ending, return_exceptions=True)
+        assert loading in done, process.failure()
+        yield Running(provider, process.target)
+    finally:
+        await client.close()
+        await process.stop(10)
+
+
+class _Nobody:
+    def on_batch(self, batch: Any) -> None: ...
+
+    def on_refused(self, seqs: Any, error: Any) -> None: ...
+
+
+_SYNTHETIC_SETTINGS = {"engine": "synthetic", "prefill_tokens_per_s": 4000, "decode_tokens_per_s": 250}
+_SYNTHETIC_PROMPTS: Mapping[str, Any] = {
+    "counting": {"prompt": "count the water", "ignore_eos": True, **GREEDY},
+    "ending": {"prompt": "say little [[end=7]]", **GREEDY},
+    "cutting": {"prompt": "[[say=🌊x💧🚰é水🌊🏞🐟🛶⚙🌊💧🚰⛲🏞🐟]]", **GREEDY},
+}
+_COUNTING = "1\n2\n3\n4\n5\n6\n"
+_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+# A letter that no tokenizer has: its four bytes are tokens of their own.
+_RARE = "𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠"
+
+
+def _llamacpp_model() -> Mapping[str, Any]:
+    return {"model_path": str(default_model(lambda text: None))}
+
+
+SYNTHETIC = Provider("synthetic", "synthetic", _SYNTHETIC_SETTINGS, **_SYNTHETIC_PROMPTS)
+# The same engine as one that cannot pause: what the contract says of run-ahead, in a real Triton.
+SYNTHETIC_AHEAD = Provider(
+    "synthetic-ahead",
+    "synthetic",
+    {**_SYNTHETIC_SETTINGS, "run_ahead_tokens": 16},
+    run_ahead=16,
+    **_SYNTHETIC_PROMPTS,
+)
+LLAMACPP = Provider(
+    "llamacpp",
+    "llamacpp",
+    {"engine": "llamacpp", "threads": 1, "chat_template": _TEMPLATE},
+    counting={"prompt": _COUNTING, "ignore_eos": True, **GREEDY},
+    ending={"prompt": "</body>\n</html>", **GREEDY},
+    cutting={"prompt": _RARE, "ignore_eos": True, **GREEDY},
+    many=3,
+    prepare=_llamacpp_model,
+)
+
+PROVIDERS: dict[str, Provider] = {one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP)}
+SELECTION = "HEADRACE_CONFORMANCE"
+
+
+def selected() -> list[Provider]:
+    """Those that the environment names, comma separated; all where it names none."""
+    names = [name for name in os.environ.get(SELECTION, "").split(",") if name]
+    return [PROVIDERS[name] for name in names or PROVIDERS]
