@@ -162,6 +162,8 @@ BASE = artifact(GGUF).digest
         (artifact(GGUF, ("chat_template.jinja", FileKind.CHAT_TEMPLATE)), {}, []),
         (artifact(GGUF, LORA, base_digest=BASE), {}, []),
         (artifact(GGUF, LORA), {}, ["artifact"]),
+        (artifact(GGUF, ("adapter_model.safetensors", FileKind.ADAPTER), base_digest=BASE), {}, ["artifact"]),
+        (artifact(GGUF, LORA, ("second.gguf", FileKind.ADAPTER), base_digest=BASE), {}, ["artifact"]),
         (artifact(GGUF, LORA, base_digest="f" * 64), {}, ["artifact"]),
         (None, {"tensor_parallel": 2}, ["execution.tensor_parallel"]),
     ],

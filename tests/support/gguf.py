@@ -1,10 +1,14 @@
-"""GGUF files for tests: a head of metadata, and no tensors."""
+"""GGUF files for tests: a head of metadata, and tensors where a test needs some."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 32
 SMALL: Mapping[str, object] = {
     "general.architecture": "llama",
     "general.type": "model",
@@ -19,10 +23,45 @@ SMALL: Mapping[str, object] = {
 }
 
 
-def gguf(metadata: Mapping[str, object] = SMALL, *, version: int = 3) -> bytes:
-    """The bytes of a file with these keys: str, bool, int (u32), float (f32), lists of str and of float."""
-    head = b"GGUF" + struct.pack("<IQQ", version, 0, len(metadata))
-    return head + b"".join(text(key) + value(v) for key, v in metadata.items())
+def gguf(
+    metadata: Mapping[str, object] = SMALL,
+    tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    *,
+    version: int = 3,
+) -> bytes:
+    """The bytes of a file with these keys: str, bool, int (u32), float (f32), lists of str and of float.
+
+    `tensors` are stored as 32-bit floats; the last axis of an array is the first dimension of GGUF.
+    """
+    tensors = tensors or {}
+    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    head += b"".join(text(key) + value(v) for key, v in metadata.items())
+    data = b""
+    for name, array in tensors.items():
+        dimensions = array.shape[::-1]
+        head += text(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, 0, len(data))
+        data += padded(np.ascontiguousarray(array, "<f4").tobytes())
+    return padded(head) + data if tensors else head
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % ALIGNMENT)
+
+
+def lora(
+    architecture: str, weights: Mapping[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]], *, alpha: float
+) -> bytes:
+    """An adapter: for the weight of each name, A (rank x in) and B (out x rank)."""
+    metadata = {
+        "general.type": "adapter",
+        "general.architecture": architecture,
+        "adapter.type": "lora",
+        "adapter.lora.alpha": alpha,
+    }
+    tensors = {}
+    for name, (a, b) in weights.items():
+        tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+    return gguf(metadata, tensors)
 
 
 def text(content: str) -> bytes:

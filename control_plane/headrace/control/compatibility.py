@@ -155,6 +155,10 @@ def _llamacpp(artifact: Artifact | None, execution: Execution) -> list[Violation
     weights = artifact.file_of(FileKind.WEIGHTS) if artifact else None
     if weights is not None and weights.path.endswith((".safetensors", ".bin")):
         reasons.append(Violation("artifact", f"has its weights in {weights.path}, and llama.cpp loads GGUF files"))
+    adapters = [file.path for file in artifact.files if file.kind is FileKind.ADAPTER] if artifact else []
+    if len(adapters) > 1 or (adapters and not adapters[0].endswith(".gguf")):
+        said = ", ".join(sorted(adapters))
+        reasons.append(Violation("artifact", f"has its adapter in {said}, and llama.cpp loads one GGUF file"))
     template = artifact.file_of(FileKind.CHAT_TEMPLATE) if artifact else None
     if template is not None and template.path.endswith(".json"):
         reasons.append(Violation("artifact", f"has its chat template in {template.path}: llama.cpp needs it as Jinja"))

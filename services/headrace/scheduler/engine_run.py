@@ -308,6 +308,9 @@ def engine_config(
             raise ArtifactFault(f"{artifact.name} has no weights")
         config["model_path"] = str(file_path(artifact, weights))
         config["model_digest"] = weights.sha256
+        adapter = artifact.file_of(FileKind.ADAPTER)
+        if adapter is not None:
+            config["adapter_path"] = str(file_path(artifact, adapter))
         template = artifact.file_of(FileKind.CHAT_TEMPLATE)
         if template is not None:
             try:

@@ -27,7 +27,8 @@ class EngineConfig:
 
     `threads` 0 lets the engine choose. `kv_cells` 0 means `slots` full contexts. `run_ahead_tokens` 0: a sequence
     without credit pauses; above, it runs on for so many tokens. `kv_over_commit` above 1: a sequence reserves that part
-    of the KV cells that it may need, and the newest are preempted when they run short.
+    of the KV cells that it may need, and the newest are preempted when they run short. `adapter_path` names a LoRA
+    adapter that is always on, with `adapter_scale` (1: as it was trained, 0: without effect).
     """
 
     engine: str
@@ -47,15 +48,19 @@ class EngineConfig:
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     kv_over_commit: float = 1.0
+    adapter_path: str = ""
+    adapter_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.engine not in ("llamacpp", "synthetic"):
             raise ConfigError(f"engine must be llamacpp or synthetic, not {self.engine!r}.")
-        for name in ("revision", "incarnation", "model_path", "model_digest"):
+        for name in ("revision", "incarnation", "model_path", "model_digest", "adapter_path"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string.")
         if self.engine == "llamacpp" and not self.model_path:
             raise ConfigError("model_path must name the model's GGUF file.")
+        if self.adapter_path and self.engine == "synthetic":
+            raise ConfigError("adapter_path must be empty: the synthetic engine has no weights to adapt.")
         if self.chat_template is not None and not isinstance(self.chat_template, str):
             raise ConfigError("chat_template must be a Jinja text or null.")
         slots_max = _SLOTS_MAX_LLAMACPP if self.engine == "llamacpp" else _SLOTS_MAX
@@ -69,6 +74,7 @@ class EngineConfig:
         self._integer("run_ahead_tokens", 0, 2**24)
         self._rate("prefill_tokens_per_s")
         self._rate("decode_tokens_per_s")
+        self._rate("adapter_scale", "of times")
         self._rate("kv_over_commit", "of times")
         if not 1 <= self.kv_over_commit <= _OVER_COMMIT_MAX:
             raise ConfigError(f"kv_over_commit must be between 1 and {_OVER_COMMIT_MAX}, not {self.kv_over_commit!r}.")

@@ -81,10 +81,27 @@ class LlamaBackend:
         self._context = ll.llama_init_from_model(self._model, params)
         if not self._context:
             raise ConfigError(f"kv_cells {config.kv_cells} and slots {config.slots} make no context in llama.cpp.")
+        self._adapter = self._apply_adapter(config) if config.adapter_path else None
         self._memory = ll.llama_get_memory(self._context)
         self._facts = self._read_facts(threads)
         self._batch = _Batch(size)
         self._pool = ThreadPoolExecutor(threads, "sampler")
+
+    def _apply_adapter(self, config: EngineConfig) -> Any:
+        """Every sequence of this engine runs with it: a revision names base and adapter, so both are one model here."""
+        path = config.adapter_path
+        if not Path(path).is_file():
+            raise ConfigError(f"adapter_path names {path}, which is not a file.")
+        adapter = ll.llama_adapter_lora_init(self._model, path.encode())
+        if not adapter:
+            raise ConfigError(f"adapter_path names {path}, which is no LoRA adapter of this model for llama.cpp.")
+        if ll.llama_adapter_get_alora_n_invocation_tokens(adapter):
+            raise ConfigError(f"adapter_path names {path}, an adapter that a prompt switches on: that is not served.")
+        adapters = (ll.llama_adapter_lora_p_ctypes * 1)(adapter)
+        scales = (ctypes.c_float * 1)(config.adapter_scale)
+        if ll.llama_set_adapters_lora(self._context, adapters, 1, scales):
+            raise ConfigError(f"adapter_path names {path}, which llama.cpp cannot set on this model.")
+        return adapter
 
     def _read_facts(self, threads: int) -> ModelFacts:
         vocabulary = ll.llama_vocab_n_tokens(self._vocab)
