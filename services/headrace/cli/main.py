@@ -14,6 +14,7 @@ _COMMANDS = {
     "demo": "headrace.cli.demo:demo",
     "up": "headrace.cli.up:up",
     "status": "headrace.cli.status:status",
+    "health": "headrace.cli.health:health",
     "generate": "headrace.cli.generate:generate",
     "request": "headrace.cli.request:request",
     "model": "headrace.cli.model:model",
