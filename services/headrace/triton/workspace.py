@@ -3,6 +3,9 @@
 The wheel keeps `tritonserver` and one stub of the Python backend for each minor version of Python. Triton wants
 the stub beside the backend, so server and stub are copied once to a private directory; site-packages is
 never written to. The wheel's bundled libraries (115 MB) are used where they are.
+
+Without the wheel, the Triton of NVIDIA's images is used as it is: below /opt/tritonserver, with its own Python. Never
+run by us: those images could not be had where this was written.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from headrace.runtime.settings import SettingsError
 
 DISTRIBUTION = "nvidia-pytriton"
 DEFAULT_CACHE_DIR = Path("~/.cache/headrace")
+IMAGE_TRITON = Path("/opt/tritonserver")
+"""Where NVIDIA's images have bin/tritonserver, backends/ and caches/."""
+IMAGE_PYTHON = Path("/usr/bin")
+"""And the python3 with the packages of its engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class TritonFiles:
     """The private copy: bin/, backends/, caches/."""
     library_path: tuple[Path, ...]
     """Directories for LD_LIBRARY_PATH, first found first: the wheel's libraries, then libpython's."""
+    python: Path | None = None
+    """Directory of the python3 that engines run in; None: that of this interpreter."""
 
     @property
     def server(self) -> Path:
@@ -57,6 +66,8 @@ def prepare_triton(cache_dir: Path) -> TritonFiles:
     Raises:
         SettingsError: nvidia-pytriton or its stub for this Python is not installed, or the copy cannot be made.
     """
+    if importlib.util.find_spec("pytriton") is None and (IMAGE_TRITON / "bin" / "tritonserver").is_file():
+        return TritonFiles(root=IMAGE_TRITON, library_path=(), python=IMAGE_PYTHON)
     version, package = _installed()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = package / "tritonserver" / "python_backend_stubs" / python / "triton_python_backend_stub"
