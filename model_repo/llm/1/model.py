@@ -24,7 +24,7 @@ import triton_python_backend_utils as pb_utils  # noqa: E402
 
 from headrace.engine.config import ConfigError, load_config  # noqa: E402
 from headrace.engine.contract import encode_reply  # noqa: E402
-from headrace.engine.engine import Engine, make_backend  # noqa: E402
+from headrace.engine.engine import make_engine  # noqa: E402
 from headrace.engine.request import ENGINE_FAILED, RefusalError  # noqa: E402
 from headrace.engine.sink import StreamSink  # noqa: E402
 
@@ -60,7 +60,7 @@ class TritonPythonModel:
         threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
         try:
             config = load_config(os.environ)
-            self._engine = Engine(config, make_backend(config))
+            self._engine = make_engine(config)
             self._engine.start()
         except ConfigError as error:
             raise pb_utils.TritonModelException(str(error)) from None

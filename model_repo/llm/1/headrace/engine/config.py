@@ -15,6 +15,13 @@ ENVIRONMENT_VARIABLE = "HEADRACE_ENGINE_CONFIG"
 _SLOTS_MAX_LLAMACPP = 128
 _SLOTS_MAX = 4096
 _OVER_COMMIT_MAX = 8
+STEP_ENGINES = ("llamacpp", "synthetic")
+"""Engines that the loop drives step by step."""
+MANAGED_ENGINES = ("tensorrt_llm", "vllm", "sglang")
+"""Engines that schedule by themselves; they need GPUs, and none of them is on by default."""
+ENGINES = (*STEP_ENGINES, *MANAGED_ENGINES)
+_RUN_AHEAD_MANAGED = 1024
+_ABORTS = ("", "on", "after_first_token", "off")
 
 
 class ConfigError(ValueError):
@@ -50,13 +57,21 @@ class EngineConfig:
     kv_over_commit: float = 1.0
     adapter_path: str = ""
     adapter_scale: float = 1.0
+    gpus: str = ""
+    tensor_parallel: int = 1
+    dtype: str = "auto"
+    gpu_memory_fraction: float = 0.9
+    kv_events: bool = False
+    abort: str = ""
+    speculative: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ("llamacpp", "synthetic"):
-            raise ConfigError(f"engine must be llamacpp or synthetic, not {self.engine!r}.")
-        for name in ("revision", "incarnation", "model_path", "model_digest", "adapter_path"):
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}.")
+        for name in ("revision", "incarnation", "model_path", "model_digest", "adapter_path", "gpus", "dtype"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string.")
+        self._check_managed()
         if self.engine == "llamacpp" and not self.model_path:
             raise ConfigError("model_path must name the model's GGUF file.")
         if self.adapter_path and self.engine == "synthetic":
@@ -86,6 +101,28 @@ class EngineConfig:
                 " could never be admitted."
             )
 
+    def _check_managed(self) -> None:
+        if self.abort not in _ABORTS:
+            raise ConfigError(f"abort must be on, after_first_token or off, not {self.abort!r}.")
+        if not isinstance(self.kv_events, bool):
+            raise ConfigError("kv_events must be true or false.")
+        if self.speculative is not None and not isinstance(self.speculative, Mapping):
+            raise ConfigError("speculative must be an object or null.")
+        self._integer("tensor_parallel", 1, 1024)
+        self._rate("gpu_memory_fraction", "between 0 and 1")
+        if not 0 < self.gpu_memory_fraction <= 1:
+            raise ConfigError(f"gpu_memory_fraction must be above 0 and at most 1, not {self.gpu_memory_fraction!r}.")
+        if self.engine not in MANAGED_ENGINES:
+            return
+        if not self.model_path:
+            raise ConfigError("model_path must name the model's folder.")
+        if self.adapter_path and self.adapter_scale != 1:
+            raise ConfigError(
+                f"adapter_scale must be 1 on {self.engine}: the adapter's own configuration says how much."
+            )
+        if self.run_ahead_tokens == 0:  # none of them can pause one sequence
+            object.__setattr__(self, "run_ahead_tokens", _RUN_AHEAD_MANAGED)
+
     def _integer(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -108,7 +145,7 @@ def parse_config(document: object) -> EngineConfig:
         if name not in known:
             raise ConfigError(f"{name} is not a setting of the engine.")
     if "engine" not in document:
-        raise ConfigError("engine must be given: llamacpp or synthetic.")
+        raise ConfigError(f"engine must be given: one of {', '.join(ENGINES)}.")
     settings: dict[str, Any] = dict(document)
     return EngineConfig(**settings)
 

@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from headrace.engine.backend import Backend
 from headrace.engine.chat import ChatTemplate
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import MANAGED_ENGINES, ConfigError, EngineConfig
 from headrace.engine.intake import Intake, Published
 from headrace.engine.loop import EngineLoop
+from headrace.engine.managed import ManagedEngine
+from headrace.engine.managed_loop import DEFAULT_ABORT, Abort, HostedBackend, ManagedLoop
 from headrace.engine.operations import Operation
 from headrace.engine.owner import Sink
 from headrace.engine.synthetic import SyntheticBackend
@@ -26,8 +29,32 @@ INBOX_MAX = 4096
 _CHARACTERS_PER_TOKEN = 16
 
 
+def make_engine(config: EngineConfig) -> Engine:
+    """The engine that the configuration names, not yet started; raises `ConfigError` when it cannot be made.
+
+    A managed engine is loaded here: what its model is, is not known before.
+    """
+    if config.engine not in MANAGED_ENGINES:
+        return Engine(config, make_backend(config))
+    wakening = Wakening()
+    managed = make_managed(config)
+    try:
+        managed.start(wakening.wake)
+        return Engine(config, HostedBackend(managed), managed=managed, wakening=wakening)
+    except BaseException:
+        managed.shutdown()
+        raise
+
+
+def make_managed(config: EngineConfig) -> ManagedEngine:
+    """An adapter, not yet started: nothing of its library has been imported."""
+    adapter = import_module(f"headrace.engine.{config.engine}")
+    engine: ManagedEngine = adapter.make(config)
+    return engine
+
+
 def make_backend(config: EngineConfig) -> Backend:
-    """The backend that the configuration names; raises `ConfigError` when it cannot be made."""
+    """The backend of an engine that is stepped; raises `ConfigError` when it cannot be made."""
     if config.engine == "synthetic":
         return SyntheticBackend(prefill_rate=config.prefill_tokens_per_s, decode_rate=config.decode_tokens_per_s)
     from headrace.engine.llamacpp import LlamaBackend  # not at the top: only such a worker has the library
@@ -40,29 +67,46 @@ def lanes_of(config: EngineConfig) -> int:
     return min(2 * config.slots, config.slots + 64)
 
 
-class Engine:
-    """One engine with its thread. Raises `ConfigError` from the constructor."""
+class Wakening:
+    """How a managed engine wakes the loop: with a word in its inbox, and one at a time is enough."""
 
-    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+    def __init__(self) -> None:
+        self.inbox: queue.Queue[Operation | None] = queue.Queue(INBOX_MAX)
+        self._is_due = False
+
+    def wake(self) -> None:
+        """From any thread."""
+        if not self._is_due:
+            self._is_due = True
+            with contextlib.suppress(queue.Full):  # full: the loop is awake anyway
+                self.inbox.put_nowait(None)
+
+    def is_awake(self) -> None:
+        """The loop looks now; who comes later has to wake it again."""
+        self._is_due = False
+
+
+class Engine:
+    """One engine with its thread. `managed` is behind `backend` where it schedules by itself.
+
+    Raises `ConfigError` from the constructor.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        *,
+        managed: ManagedEngine | None = None,
+        wakening: Wakening | None = None,
+    ) -> None:
         facts = backend.facts
         if facts.context_tokens_max and config.context_tokens > facts.context_tokens_max:
             raise ConfigError(f"context_tokens must be at most {facts.context_tokens_max}, the model's own limit.")
         self._backend = backend
-        self._inbox: queue.Queue[Operation | None] = queue.Queue(INBOX_MAX)
-        self._loop = EngineLoop(
-            backend,
-            identity=_identity(config, backend),
-            incarnation=config.incarnation,
-            slots=config.slots,
-            kv_cells=config.kv_cells,
-            lanes=lanes_of(config),
-            max_waiting=config.max_waiting,
-            prefill_chunk=config.prefill_chunk,
-            preempt_after_ns=config.preempt_after_ms * 1_000_000,
-            run_ahead_tokens=config.run_ahead_tokens,
-            kv_over_commit=config.kv_over_commit,
-            clock=time.monotonic_ns,
-        )
+        self._wakening = wakening or Wakening()
+        self._inbox = self._wakening.inbox
+        self._loop = _make_loop(config, backend, managed)
         self._published = Published(time.monotonic_ns(), self._loop.stats(), None)
         self._intake = Intake(
             backend,
@@ -72,6 +116,7 @@ class Engine:
             published=lambda: self._published,
             draw_seed=lambda: secrets.randbits(32),
             clock=time.monotonic_ns,
+            **({} if managed is None else {"check": managed.check}),
         )
         self._is_stopping = False
         self._warm = threading.Event()
@@ -121,7 +166,9 @@ class Engine:
             self._warm.set()
         while not self._is_stopping:
             try:
-                self._loop.turn(self._gather(self._loop.wait_s()))
+                operations = self._gather(self._loop.wait_s())
+                self._wakening.is_awake()
+                self._loop.turn(operations)
             except Exception as error:  # whatever it was, its sequences get an end
                 self._fail(error)
                 return
@@ -152,6 +199,25 @@ class Engine:
             self._loop.fail(error_id)
         except Exception as second:
             sys.stderr.write(f"headrace engine: {error_id}: {type(second).__name__} while ending sequences\n")
+
+
+def _make_loop(config: EngineConfig, backend: Backend, managed: ManagedEngine | None) -> EngineLoop:
+    common: dict[str, Any] = {
+        "identity": _identity(config, backend),
+        "incarnation": config.incarnation,
+        "slots": config.slots,
+        "kv_cells": config.kv_cells,
+        "lanes": lanes_of(config),
+        "max_waiting": config.max_waiting,
+        "prefill_chunk": config.prefill_chunk,
+        "preempt_after_ns": config.preempt_after_ms * 1_000_000,
+        "run_ahead_tokens": config.run_ahead_tokens,
+        "kv_over_commit": config.kv_over_commit,
+        "clock": time.monotonic_ns,
+    }
+    if managed is None:
+        return EngineLoop(backend, **common)
+    return ManagedLoop(managed, abort=Abort(config.abort or DEFAULT_ABORT[config.engine]), **common)
 
 
 def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def finished(
             "cached": sequence.cached,
             "generated": sequence.generated - sequence.known,
             "emitted": sequence.generated - sequence.known - sequence.withheld,
-            "proposed": 0,
+            "proposed": sequence.proposed,
             "reasoning": 0,
         },
         "timing_ns": {

@@ -25,6 +25,7 @@ from headrace.engine.request import (
     RefusalError,
     Rejected,
     Request,
+    Sampling,
     invalid,
     parse_cancel,
     parse_credit,
@@ -46,7 +47,10 @@ class Published:
 
 
 class Intake:
-    """`submit` puts an operation into the loop's inbox and says whether there was room; `clock` is monotonic ns."""
+    """`submit` puts an operation into the loop's inbox and says whether there was room; `clock` is monotonic ns.
+
+    `check` refuses what this engine cannot do though the contract allows it.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,9 @@ class Intake:
         published: Callable[[], Published],
         draw_seed: Callable[[], int],
         clock: Callable[[], int],
+        check: Callable[[Sampling, int | None], None] = lambda _sampling, _top: None,
     ) -> None:
+        self._check = check
         self._backend = backend
         self._facts = backend.facts
         self._context_tokens = context_tokens
@@ -142,6 +148,7 @@ class Intake:
             return Rejected(request.seq, error)
 
     def _prepare(self, request: Request, received_ns: int) -> Prepared:
+        self._check(request.sampling, request.top_logprobs)
         prompt = self._prompt(request)
         for token in request.stop_token_ids:
             if token >= self._facts.vocabulary:

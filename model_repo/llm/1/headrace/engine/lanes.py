@@ -14,13 +14,17 @@ EXTENT = 32
 
 
 class Lanes:
-    """The lanes of one engine. Invariant: the index knows a lane exactly while the ledger does."""
+    """The lanes of one engine. Invariant: the index knows a lane exactly while the ledger does.
+
+    With no more lanes than slots nothing is retained: the engine has a prefix cache of its own, or none.
+    """
 
     def __init__(self, backend: Backend, *, slots: int, cells: int, lanes: int, over_commit: float = 1.0) -> None:
         self._backend = backend
         self._over_commit = over_commit
         self.ledger = Ledger(slots=slots, cells=cells, lanes=lanes)
         self._index = PrefixIndex()
+        self._retains = lanes > slots
 
     @property
     def is_over_committed(self) -> bool:
@@ -85,7 +89,7 @@ class Lanes:
         lane, stored = sequence.lane, sequence.stored
         if touch_backend:
             self._backend.end(lane)
-        if keep and touch_backend and stored >= MATCH_MIN:
+        if keep and touch_backend and self._retains and stored >= MATCH_MIN:
             self.ledger.retain(lane, stored)
             self._index.put(lane, sequence.tokens(), stored, sequence.request.cache_salt)
             return

@@ -48,6 +48,16 @@ class Ledger:
         """Slots in use."""
         return len(self._active)
 
+    def stats(self) -> dict[str, int]:
+        """What the contract's `stats` say of slots and cells."""
+        return {
+            "active": self.active,
+            "slots": self.slots,
+            "kv_cells": self.cells,
+            "kv_reserved": self.reserved_cells,
+            "kv_cached": self.retained_cells,
+        }
+
     @property
     def retained(self) -> tuple[int, ...]:
         """The retained lanes, the least recently used first."""

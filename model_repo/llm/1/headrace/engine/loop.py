@@ -1,8 +1,8 @@
 """The engine loop: one thread owns slots, lanes, sequences and streams, and turns operations into steps.
 
 Each turn: take what is in the inbox, look after owners and limits of time, admit (and preempt for it), run one step of
-the backend. Each kind of decision has a module of its own. No clock, thread or queue is read here
-except through the arguments, so tests turn it by hand.
+the backend. Each kind of decision has a module of its own. No clock, thread or queue is read here except through the
+arguments, so tests turn it by hand.
 """
 
 from __future__ import annotations
@@ -87,34 +87,35 @@ class EngineLoop:
         if self._streams.is_congested:
             self._flush(0)
         else:
-            book_step(self._running, self._lanes, self._give_way)
-            self._flush(self._stepper.step(self._prefill_chunk))
+            self._flush(self._step())
+
+    def _step(self) -> int:
+        """One step if there is anything to do; how many it ran."""
+        book_step(self._running, self._lanes, self._give_way)
+        return self._stepper.step(self._prefill_chunk)
 
     def wait_s(self) -> float:
         """How long the loop may sleep on its inbox: 0 when there is a step to run or someone to admit."""
-        if self._running.has_step or self._queue.head is not None:
+        if self._has_step or self._queue.head is not None:
             return 0.001 if self._streams.is_congested else 0.0
         now = self._clock()
         moments = (self._limits.next_ns, self._queue.relief_ns)
         until = min([self._next_alive_ns, *(at for at in moments if at)])
-        # Lost streams and superseded ones show within this time even when nothing else happens.
-        longest = 0.05 if self._sequences else 1.0
-        return min(max(until - now, 0) / SECOND_NS, longest)
+        # Lost streams show within this time even when nothing else happens.
+        return min(max(until - now, 0) / SECOND_NS, 0.05 if self._sequences else 1.0)
+
+    @property
+    def _has_step(self) -> bool:
+        return self._running.has_step
 
     def stats(self) -> dict[str, Any]:
         """The `stats` of the contract."""
-        ledger = self._lanes.ledger
-        is_ahead = self._run_ahead_tokens > 0
         return {
-            "active": ledger.active,
+            **self._lanes.ledger.stats(),
             "waiting": len(self._queue),
             "paused": len(self._running.paused),
             "preempted": len(self._preempted),
-            "slots": ledger.slots,
-            "kv_cells": ledger.cells,
-            "kv_reserved": ledger.reserved_cells,
-            "kv_cached": ledger.retained_cells,
-            "buffered_tokens": sum(one.buffered for one in self._sequences.values()) if is_ahead else 0,
+            "buffered_tokens": sum(one.buffered for one in self._sequences.values() if one.ahead),
             "steps": self._stepper.steps,
             "generated_tokens": self._stepper.generated,
             "prompt_tokens": self._prompted,
@@ -396,4 +397,4 @@ class EngineLoop:
         self._streams.flush(steps, now, self._is_busy)
 
     def _is_busy(self, owner: Owner) -> bool:
-        return any(sequence.owner is owner for sequence in self._sequences.values())
+        return any(one.owner is owner for one in self._sequences.values())

@@ -89,8 +89,8 @@ class ManagedStats:
 
 
 class ManagedEngine(Protocol):
-    """All methods but `tokenize` and `piece`, which any thread may use, are called by one thread; none but `start`,
-    `stats` and `shutdown` may block.
+    """All methods but `tokenize`, `piece` and `check`, which any thread may use, are called by one thread; none but
+    `start` and `shutdown` may block.
     """
 
     @property
@@ -112,6 +112,10 @@ class ManagedEngine(Protocol):
         """The bytes that a token adds to the text; none for control tokens."""
         ...
 
+    def check(self, sampling: Sampling, top_logprobs: int | None) -> None:
+        """Raises `RefusalError` for what this engine cannot do; any thread may call it."""
+        ...
+
     def submit(self, request: ManagedRequest) -> None:
         """Hands a request over. What is wrong with it is told as an end, FAILED."""
         ...
@@ -125,7 +129,7 @@ class ManagedEngine(Protocol):
         ...
 
     def stats(self) -> ManagedStats:
-        """What is known without asking the engine's batch to stop."""
+        """What the engine last said of itself."""
         ...
 
     def health(self) -> str | None:

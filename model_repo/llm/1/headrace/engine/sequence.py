@@ -99,6 +99,7 @@ class Sequence:
     cached: int = 0
     generated: int = 0
     withheld: int = 0
+    proposed: int = 0
     delivered: Delivered = field(default_factory=Delivered)
     is_fast: bool = False
     ids: list[int] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Stepper:
         pieces = self._pieces
         full: list[Sequence] = []
         slow: list[tuple[Sequence, int, int]] = []
-        # The fast path: about half a microsecond a token. What it leaves out is in `_accept`.
+        # The fast path: about half a microsecond a token. What it leaves out is in `accept`.
         for index, sequence in enumerate(decoding):
             token = tokens[index]
             piece = pieces[token]
@@ -75,7 +75,7 @@ class Stepper:
         for sequence, index in first:
             slow.append((sequence, tokens[index], index))
         for sequence, token, index in slow:
-            if not self._accept(sequence, token, details.get(index)) and sequence.generated >= sequence.limit:
+            if not self.accept(sequence, token, details.get(index)) and sequence.generated >= sequence.limit:
                 full.append(sequence)
         for sequence in full:
             self._use_up(sequence)
@@ -97,7 +97,7 @@ class Stepper:
                 self._pause(sequence, now)
         return first
 
-    def _accept(self, sequence: Sequence, token: int, detail: Detail | None) -> bool:
+    def accept(self, sequence: Sequence, token: int, detail: Detail | None) -> bool:
         """One token with everything that can come of it; whether it ended the sequence."""
         request = sequence.request
         sequence.generated += 1

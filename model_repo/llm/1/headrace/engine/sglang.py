@@ -1,0 +1,180 @@
+"""SGLang (`Engine`) behind the contract. docs/engine-symbols.md names every symbol used and where it was seen.
+
+SGLang gets token ids and gives token ids (`skip_tokenizer_init`); text and stop strings are ours. Where end tokens are
+to be ignored it ignores every stop token with them, so the host looks for those itself and aborts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
+from headrace.engine.backend import Detail
+from headrace.engine.config import EngineConfig
+from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.request import Sampling, invalid
+from headrace.engine.signatures import supported
+
+_ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED}
+_PRIORITIES = 1000
+
+
+def make(config: EngineConfig) -> SglangEngine:
+    """The adapter, not started."""
+    return SglangEngine(config)
+
+
+class SglangEngine(AsyncEngine):
+    """See `AsyncEngine`."""
+
+    kind = "sglang"
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._engine: Any = None
+
+    async def _open(self) -> None:
+        # Before the import. Logprobs are then the model's own, before temperature; SGLang itself sends no usage data,
+        # the Hugging Face libraries beneath it would.
+        os.environ.update({"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"})
+        sglang = import_engine("sglang", self._config, package="sglang")
+        engine = importlib.import_module("sglang.srt.entrypoints.engine").Engine
+        arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
+        self._versions = {"sglang": str(sglang.__version__)}
+        self._engine = engine(**supported(arguments, self._needed(), self._wanted()))
+
+    def _needed(self) -> dict[str, Any]:
+        config = self._config
+        needed: dict[str, Any] = {
+            "model_path": config.model_path,
+            "context_length": config.context_tokens,
+            "skip_tokenizer_init": True,
+            "max_running_requests": config.slots,
+            # Each sequence may leave a part of its last page unused.
+            "max_total_tokens": config.kv_cells + config.slots,
+            "page_size": 1,
+            "mem_fraction_static": config.gpu_memory_fraction,
+            "tp_size": config.tensor_parallel,
+            "dtype": config.dtype,
+            "trust_remote_code": False,
+            # Without it a request's seed is not looked at.
+            "enable_deterministic_inference": True,
+        }
+        if config.adapter_path:
+            needed |= {
+                "enable_lora": True,
+                "lora_paths": {ADAPTER: config.adapter_path},
+                "max_loras_per_batch": 1,
+            }
+        if config.speculative is not None:
+            needed |= {f"speculative_{name}": value for name, value in config.speculative.items()}
+        return needed
+
+    def _wanted(self) -> dict[str, Any]:
+        return {
+            "chunked_prefill_size": self._config.prefill_chunk,
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": True,
+            "sampling_defaults": "openai",  # not the model folder's
+            "incremental_streaming_output": False,
+            "log_requests": False,
+            "enable_metrics": False,
+        }
+
+    def check(self, sampling: Sampling, top_logprobs: int | None) -> None:
+        """Besides what holds for all: a repetition penalty of at most 2."""
+        super().check(sampling, top_logprobs)
+        if not 0 < sampling.repetition_penalty <= 2:
+            raise invalid("sampling.repetition_penalty", "must be above 0 and at most 2 on sglang")
+
+    def _params(self, request: ManagedRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_new_tokens": request.max_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "sampling_seed": (sampling.seed or 0) & 0x7FFFFFFF,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if self.facts.end_tokens <= request.end_tokens:
+            return {**params, "stop_token_ids": sorted(request.end_tokens), "ignore_eos": False}
+        return {**params, "ignore_eos": True}
+
+    async def _generate(self, request: ManagedRequest) -> AsyncIterator[Delta]:
+        call = self._engine.async_generate
+        needed: dict[str, Any] = {
+            "input_ids": list(request.prompt),
+            "sampling_params": self._params(request),
+            "stream": True,
+            "rid": request.id,
+        }
+        if request.cache_salt:
+            needed["cache_salt"] = request.cache_salt
+        if request.top_logprobs is not None:
+            needed |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": request.top_logprobs}
+        if self._config.adapter_path:
+            needed["lora_path"] = ADAPTER
+        wanted = {"priority": round((1 - request.priority) * _PRIORITIES)}
+        seen = 0
+        drafts = 0
+        stream = await call(**supported(call, needed, wanted))
+        async for output in stream:
+            meta = output["meta_info"]
+            tokens = list(output["output_ids"][seen:])  # the whole answer so far, each time
+            details = _details(meta, seen, request.top_logprobs) if request.top_logprobs is not None else ()
+            seen += len(tokens)
+            proposed = int(meta.get("spec_num_proposed_drafts", drafts))
+            yield Delta(
+                request.id,
+                tokens,
+                details[: len(tokens)],
+                cached=meta.get("cached_tokens", -1),
+                proposed=proposed - drafts,
+                end=_end(meta.get("finish_reason")),
+            )
+            drafts = proposed
+
+    async def _abort(self, request_id: str) -> None:
+        self._engine.tokenizer_manager.abort_request(rid=request_id)
+
+    async def _look(self) -> ManagedStats:
+        """Its processes' health; what is in its KV is not told without stopping for it."""
+        manager = self._engine.tokenizer_manager
+        watchdog = getattr(manager, "_subprocess_watchdog", None)
+        processes = getattr(watchdog, "_processes", None) or ()
+        if any(not process.is_alive() for process in processes):
+            raise EngineDead("a process of SGLang has ended")
+        return ManagedStats()
+
+    async def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+def _end(reason: Mapping[str, Any] | str | None) -> End | None:
+    if reason is None:
+        return None
+    kind = reason if isinstance(reason, str) else reason.get("type")
+    if kind == "abort" and isinstance(reason, Mapping) and reason.get("status_code") is not None:
+        return End.FAILED
+    return _ENDS.get(str(kind), End.FAILED)
+
+
+def _details(meta: Mapping[str, Any], seen: int, top: int) -> list[Detail]:
+    """(logprob, id, text) of each new token, and the likeliest of each position, likeliest first."""
+    drawn = meta["output_token_logprobs"][seen:]
+    ranked = meta.get("output_top_logprobs") or []
+    details = []
+    for index, one in enumerate(drawn):
+        alternatives = ranked[seen + index] if seen + index < len(ranked) and ranked[seen + index] else []
+        details.append(Detail(float(one[0]), [(int(each[1]), float(each[0])) for each in alternatives[:top]]))
+    return details

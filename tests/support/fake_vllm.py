@@ -1,0 +1,182 @@
+"""A FAKE of vLLM, no part of it: recorded signatures (tests/engine/recorded/vllm.json) around `fake_model`.
+
+It refuses every argument that vLLM's recorded release refuses. It batches nothing and needs no GPU, so passing against
+it says that the adapter speaks vLLM's language, and nothing of vLLM itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections.abc import AsyncIterator
+from typing import Any
+
+from support import fake_model
+from support.fake_core import FakeCore
+from support.recorded import Recorded, as_recorded, record
+
+engines: list[AsyncLLM] = []
+
+
+class RequestOutputKind(enum.Enum):
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class EngineDeadError(Exception):
+    pass
+
+
+class AsyncEngineArgs(Recorded):
+    RECORD = ("vllm", "AsyncEngineArgs")
+
+
+class SamplingParams(Recorded):
+    RECORD = ("vllm", "SamplingParams")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= self.given.get(name, 0) <= 2:
+                raise ValueError(name)
+        if self.given.get("stop") and not self.given.get("detokenize", True):
+            raise ValueError("stop strings are only supported when detokenize is True")
+
+
+class CompletionOutput(Recorded):
+    RECORD = ("vllm", "CompletionOutput")
+
+
+class RequestOutput(Recorded):
+    RECORD = ("vllm", "RequestOutput.__init__")
+
+
+class LoRARequest(Recorded):
+    RECORD = ("vllm", "LoRARequest")
+
+
+class StatLoggerBase:
+    pass
+
+
+class Logprob:
+    def __init__(self, logprob: float, rank: int) -> None:
+        self.logprob, self.rank, self.decoded_token = logprob, rank, None
+
+
+class SchedulerStats:
+    def __init__(self, running: int) -> None:
+        self.num_running_reqs, self.num_waiting_reqs, self.kv_cache_usage = running, 0, 0.0
+
+
+class AsyncLLM:
+    def __init__(self, args: AsyncEngineArgs, loggers: Any) -> None:
+        self.args, self.core = args, FakeCore()
+        self.loggers = [make(None, 0) for make in loggers or ()]
+        self.requests: list[dict[str, Any]] = []
+        self.is_shut = False
+        engines.append(self)
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: Any, start_engine_loop: bool = True, usage_context: Any = None, stat_loggers: Any = None
+    ) -> AsyncLLM:
+        assert isinstance(engine_args, AsyncEngineArgs)
+        return cls(engine_args, stat_loggers)
+
+    @as_recorded("vllm", "AsyncLLM.generate")
+    def generate(self, **given: Any) -> AsyncIterator[RequestOutput]:
+        self.requests.append(given)
+        return self._generate(**given)
+
+    async def _generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, lora_request: Any = None, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        if self.core.is_dead:
+            raise EngineDeadError
+        assert set(prompt) <= {"prompt_token_ids", "cache_salt"}
+        assert lora_request is None or self.args.enable_lora
+        params = sampling_params
+        cached = self.core.cached(prompt["prompt_token_ids"], prompt.get("cache_salt", ""))
+        stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {fake_model.END})
+        seed = None if params.temperature == 0 else params.seed
+        answer = self.core.generate(
+            request_id, prompt["prompt_token_ids"], max_tokens=params.max_tokens, ends=stops, seed=seed
+        )
+        assert params.output_kind is RequestOutputKind.DELTA
+        try:
+            async for spoken in answer:
+                for logger in self.loggers:
+                    logger.record(SchedulerStats(len(self.core.running)), None, None, engine_idx=0)
+                one = CompletionOutput(
+                    index=0,
+                    text="",
+                    token_ids=spoken.tokens,
+                    cumulative_logprob=None,
+                    logprobs=self._logprobs(spoken.tokens, params.logprobs),
+                    finish_reason=spoken.finish,
+                    stop_reason=spoken.stop_token if spoken.stop_token in (params.stop_token_ids or ()) else None,
+                )
+                yield RequestOutput(
+                    request_id=request_id,
+                    prompt=None,
+                    prompt_token_ids=prompt["prompt_token_ids"],
+                    prompt_logprobs=None,
+                    outputs=[one],
+                    finished=spoken.finish is not None,
+                    num_cached_tokens=cached,
+                )
+        except RuntimeError:
+            raise EngineDeadError from None
+
+    def _logprobs(self, tokens: list[int], top: int | None) -> Any:
+        if top is None:
+            return None
+        found = []
+        for token in tokens:
+            ranked = fake_model.logprobs(token, top)
+            found.append({index: Logprob(value, rank + 1) for rank, (index, value) in enumerate(ranked)})
+        return found
+
+    @as_recorded("vllm", "AsyncLLM.abort")
+    async def abort(self, request_id: str, internal: bool = False) -> None:
+        if request_id in self.core.running:
+            self.core.aborted.add(request_id)
+
+    async def check_health(self) -> None:
+        if self.core.is_dead:
+            raise EngineDeadError
+
+    @as_recorded("vllm", "AsyncLLM.shutdown")
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.is_shut = True
+
+
+def install() -> None:
+    """Makes `import vllm` find this. For a process of its own, or with `monkeypatch.delitem` afterwards."""
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": f"{record('vllm')['version']}+fake", "SamplingParams": SamplingParams},
+        "vllm.engine": {},
+        "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": LoRARequest},
+        "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind, "SamplingParams": SamplingParams},
+        "vllm.v1": {},
+        "vllm.v1.engine": {},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
+        "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError},
+        "vllm.v1.metrics": {},
+        "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
+    }
+    install_modules(contents)
+
+
+def install_modules(contents: dict[str, dict[str, Any]]) -> None:
+    """Modules with these contents, under these names."""
+    for name, content in contents.items():
+        module = types.ModuleType(name, "A fake for tests.")
+        module.__path__ = []
+        module.__dict__.update(content)
+        sys.modules[name] = module
