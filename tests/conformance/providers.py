@@ -20,6 +20,7 @@ from headrace.cli.weights import default_model
 from headrace.triton.engine_client import EngineClient
 from headrace.triton.process import TritonPlan, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
+from support import tiny_llama
 
 FEATURES = frozenset(
     {
@@ -35,9 +36,9 @@ FEATURES = frozenset(
         "kv_budget",  # cells are reserved before admission
     }
 )
-CONTEXT = 512
+CONTEXT = 2048
 SLOTS = 8
-CELLS = 1024
+CELLS = 4096
 """Two full contexts: long requests wait for cells while slots are free."""
 WAITING = 256
 SETTINGS: Mapping[str, Any] = {
@@ -73,8 +74,10 @@ class Provider:
     many: int = 8
     """Most tokens of each of two hundred answers."""
     is_faked: bool = False
-    prepare: Callable[[], Mapping[str, Any]] = dict
-    """More settings, found when it is started: a model file's path."""
+    is_default: bool = True
+    """Whether `make test` runs it."""
+    prepare: Callable[[Path], Mapping[str, Any]] = lambda directory: {}
+    """More settings, found when it is started: the path of a model file, which it may make in the directory."""
     missing: Callable[[], str] = str
     """Why it cannot run on this machine; "" where it can."""
     start: Callable[[Provider, Path], contextlib.AbstractAsyncContextManager[Running]] | None = None
@@ -112,8 +115,8 @@ async def in_triton(provider: Provider, directory: Path) -> AsyncIterator[Runnin
     plan = TritonPlan(
         files=prepare_triton(DEFAULT_CACHE_DIR),
         model_repository=find_model_repository(None),
-        engine_config={**SETTINGS, **provider.settings, **provider.prepare()},
-        directory=directory,
+        engine_config={**SETTINGS, **provider.settings, **provider.prepare(directory)},
+        directory=directory / "worker",
         threads=1,
     )
     process = start_triton(plan)
@@ -150,8 +153,14 @@ _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content
 _RARE = "𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠 𐎠"
 
 
-def _llamacpp_model() -> Mapping[str, Any]:
-    return {"model_path": str(default_model(lambda text: None))}
+def _tiny_gguf(directory: Path) -> Mapping[str, Any]:
+    path = directory / "tiny.gguf"
+    path.write_bytes(tiny_llama.model_gguf())
+    return {"model_path": str(path)}
+
+
+def _gemma(directory: Path) -> Mapping[str, Any]:
+    return {"model_path": str(default_model(lambda text: None)), "chat_template": _TEMPLATE}
 
 
 SYNTHETIC = Provider("synthetic", "synthetic", _SYNTHETIC_SETTINGS, **_SYNTHETIC_PROMPTS)
@@ -163,22 +172,30 @@ SYNTHETIC_AHEAD = Provider(
     run_ahead=16,
     **_SYNTHETIC_PROMPTS,
 )
-LLAMACPP = Provider(
+# What the tiny Llama says is known (support/tiny_llama.py). llama.cpp runs it for real, fast enough for `make test`.
+TINY_PROMPTS: Mapping[str, Any] = {
+    "counting": {"prompt": "go on: xy", "ignore_eos": True, **GREEDY},
+    "ending": {"prompt": "ab\n", **GREEDY},
+    "cutting": {"prompt": "klm", "ignore_eos": True, **GREEDY},
+}
+LLAMACPP = Provider("llamacpp", "llamacpp", {"engine": "llamacpp", "threads": 1}, prepare=_tiny_gguf, **TINY_PROMPTS)
+LLAMACPP_GEMMA = Provider(
+    "llamacpp-gemma",
     "llamacpp",
-    "llamacpp",
-    {"engine": "llamacpp", "threads": 1, "chat_template": _TEMPLATE},
+    {"engine": "llamacpp", "threads": 1},
     counting={"prompt": _COUNTING, "ignore_eos": True, **GREEDY},
     ending={"prompt": "</body>\n</html>", **GREEDY},
     cutting={"prompt": _RARE, "ignore_eos": True, **GREEDY},
     many=3,
-    prepare=_llamacpp_model,
+    is_default=False,
+    prepare=_gemma,
 )
 
-PROVIDERS: dict[str, Provider] = {one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP)}
+PROVIDERS: dict[str, Provider] = {one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP, LLAMACPP_GEMMA)}
 SELECTION = "HEADRACE_CONFORMANCE"
 
 
 def selected() -> list[Provider]:
-    """Those that the environment names, comma separated; all where it names none."""
+    """Those that the environment names, comma separated; the default ones where it names none."""
     names = [name for name in os.environ.get(SELECTION, "").split(",") if name]
-    return [PROVIDERS[name] for name in names or PROVIDERS]
+    return [PROVIDERS[name] for name in names] or [one for one in PROVIDERS.values() if one.is_default]

@@ -118,7 +118,7 @@ async def test_the_reason_of_a_cancel_is_the_reason_of_the_end(session: Session)
 async def test_what_was_held_back_is_told_unless_another_engine_goes_on(session: Session) -> None:
     provider = session.engine.provider
     provider.needs("repeats")
-    whole = await session.answer(provider.counting, max_tokens=10)
+    whole = await session.answer(provider.counting, max_tokens=7 + provider.run_ahead + provider.slack)
     stop = [whole.text.decode() + "\x01never"]
     told = {}
     for reason in ("cancelled", "drained"):

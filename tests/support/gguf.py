@@ -29,7 +29,7 @@ def gguf(
     *,
     version: int = 3,
 ) -> bytes:
-    """The bytes of a file with these keys: str, bool, int (u32), float (f32), lists of str and of float.
+    """The bytes of a file with these keys: str, bool, int (u32), float (f32), lists of str, of float and of int (i32).
 
     `tensors` are stored as 32-bit floats; the last axis of an array is the first dimension of GGUF.
     """
@@ -79,6 +79,8 @@ def value(content: object) -> bytes:
     if isinstance(content, float):
         return struct.pack("<If", 6, content)
     assert isinstance(content, list)
+    if content and all(isinstance(item, int) for item in content):
+        return struct.pack(f"<IIQ{len(content)}i", 9, 5, len(content), *content)
     strings = any(isinstance(item, str) for item in content)
     body = b"".join(text(item) if strings else struct.pack("<f", item) for item in content)
     return struct.pack("<IIQ", 9, 8 if strings else 6, len(content)) + body

@@ -134,11 +134,14 @@ class LlamaBackend:
         data = text.encode()
         add_special = not (self._facts.begin_text and text.startswith(self._facts.begin_text))
         size = len(data) + 8
-        tokens = (ll.llama_token * size)()
-        count = ll.llama_tokenize(self._vocab, data, len(data), tokens, size, add_special, True)
-        if count < 0:
-            raise RuntimeError("llama.cpp made more tokens than the text has bytes")
-        return tokens[:count]
+        while True:
+            tokens = (ll.llama_token * size)()
+            count = ll.llama_tokenize(self._vocab, data, len(data), tokens, size, add_special, True)
+            if count >= 0:
+                return tokens[:count]
+            if -count <= size:
+                raise RuntimeError(f"llama.cpp cannot tokenize: it returned {count}")
+            size = -count  # a vocabulary without a blank of its own makes three tokens of each
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, none for a control token."""
