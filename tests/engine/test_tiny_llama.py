@@ -13,9 +13,9 @@ from headrace.engine.llamacpp import LlamaBackend
 from support import tiny_llama
 
 
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
-    path: Path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[LlamaBackend]:
+    path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_llama.model_gguf())
     settings = {"engine": "llamacpp", "model_path": str(path), "context_tokens": 512, "slots": 1, "threads": 1}
     backend = LlamaBackend(parse_config(settings), lanes=2)
