@@ -6,7 +6,8 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean \
+        images test-containers
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,12 @@ bench-control: setup-dev ## Measure what a change of the control plane costs, an
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py
+
+images: setup-dev ## Build the images, with Docker or buildah; ARGS='router --portable' for some, for any CPU
+	$(BIN)/python docker/build.py $(ARGS)
+
+test-containers: setup-dev ## Run the images as a stack and stream an answer from a real model
+	$(BIN)/python tests/docker/run.py $(ARGS)
 
 clean: ## Remove what was built here (the caches outside the checkout stay)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
