@@ -148,6 +148,31 @@ def artifact(*files: tuple[str, FileKind], **facts: Any) -> Artifact:
 GGUF = ("m.gguf", FileKind.WEIGHTS)
 LORA = ("lora.gguf", FileKind.ADAPTER)
 BASE = artifact(GGUF).digest
+HF = (("m.safetensors", FileKind.WEIGHTS), ("config.json", FileKind.CONFIG), ("tokenizer.json", FileKind.TOKENIZER))
+HF_LORA = ("lora/adapter_config.json", FileKind.ADAPTER)
+
+
+@pytest.mark.parametrize(
+    ("engine", "made", "execution", "fields"),
+    [
+        (Engine.TENSORRT_LLM, artifact(*HF), {"device": "cuda-sm90"}, []),
+        (Engine.TENSORRT_LLM, artifact(*HF), {}, ["execution.device"]),
+        (Engine.SGLANG, artifact(*HF), {"device": "cpu"}, ["execution.device"]),
+        (Engine.VLLM, artifact(*HF), {}, []),  # it has a CPU build
+        (Engine.VLLM, artifact(*HF), {"tensor_parallel": 2}, []),
+        (Engine.VLLM, artifact(*HF), {"pipeline_parallel": 2}, ["execution.pipeline_parallel"]),
+        (Engine.VLLM, artifact(GGUF), {}, ["artifact"] * 3),
+        (Engine.VLLM, artifact(*HF[:2]), {}, ["artifact"]),
+        (Engine.VLLM, artifact(*HF, HF_LORA, base_digest=artifact(*HF).digest), {}, []),
+        (Engine.VLLM, artifact(*HF, HF_LORA), {}, ["artifact"]),
+        (Engine.VLLM, artifact(*HF, LORA, base_digest=artifact(*HF).digest), {}, ["artifact"]),
+    ],
+)
+def test_gpu_engines_load_a_folder(
+    engine: Engine, made: Artifact, execution: dict[str, Any], fields: list[str]
+) -> None:
+    asked = run(engine=engine, **execution)
+    assert [reason.field for reason in incompatibilities(made, asked)] == fields
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_a_configuration_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"engine": "vllm"}, "engine"),
+        ({"engine": "onnx"}, "engine"),
         ({"engine": "llamacpp"}, "model_path"),
         ({"slots": 0}, "slots"),
         ({"slots": True}, "slots"),

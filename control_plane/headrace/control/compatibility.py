@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from headrace.control import manifest
 from headrace.control.errors import Violation
@@ -82,6 +83,8 @@ def incompatibilities(artifact: Artifact | None, execution: Execution) -> tuple[
         reasons.append(Violation("execution.device", "must be cpu, or cuda-sm with a compute capability (cuda-sm90)"))
     if execution.engine is Engine.LLAMACPP:
         reasons += _llamacpp(artifact, execution)
+    if execution.engine.schedules_itself:
+        reasons += _managed(artifact, execution, place)
     if artifact is not None:
         reasons += _adapter(artifact)
         reasons += check(artifact.facts, execution, place)
@@ -162,6 +165,34 @@ def _llamacpp(artifact: Artifact | None, execution: Execution) -> list[Violation
     template = artifact.file_of(FileKind.CHAT_TEMPLATE) if artifact else None
     if template is not None and template.path.endswith(".json"):
         reasons.append(Violation("artifact", f"has its chat template in {template.path}: llama.cpp needs it as Jinja"))
+    return reasons
+
+
+def _managed(artifact: Artifact | None, execution: Execution, place: Device | None) -> list[Violation]:
+    """What the GPU engines cannot do, whatever the model: they load a folder as Hugging Face has it."""
+    at, engine = "execution", execution.engine
+    reasons = []
+    if place is not None and place.kind == "cpu" and engine is not Engine.VLLM:
+        reasons.append(
+            Violation(f"{at}.device", f"must be cuda-sm with a compute capability: {engine.value} needs GPUs")
+        )
+    if execution.pipeline_parallel > 1:
+        reasons.append(Violation(f"{at}.pipeline_parallel", f"must be 0 or 1: {engine.value} is run in one stage here"))
+    weights = artifact.file_of(FileKind.WEIGHTS) if artifact else None
+    if artifact is None or weights is None:
+        return reasons  # refused anyway
+    folder = PurePosixPath(weights.path).parent
+    if not weights.path.endswith((".safetensors", ".bin")):
+        reasons.append(
+            Violation("artifact", f"has its weights in {weights.path}, and {engine.value} loads safetensors")
+        )
+    present = {file.path for file in artifact.files}
+    for name in ("config.json", "tokenizer.json"):
+        if str(folder / name) not in present:
+            reasons.append(Violation("artifact", f"has no {name} beside its weights, and {engine.value} needs it"))
+    adapters = {str(PurePosixPath(file.path).parent) for file in artifact.files if file.kind is FileKind.ADAPTER}
+    if len(adapters) > 1 or str(folder) in adapters:
+        reasons.append(Violation("artifact", f"must have its adapter in one folder of its own for {engine.value}"))
     return reasons
 
 

@@ -33,6 +33,14 @@ class Engine(enum.Enum):
 
     LLAMACPP = "llamacpp"
     SYNTHETIC = "synthetic"
+    TENSORRT_LLM = "tensorrt_llm"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+    @property
+    def schedules_itself(self) -> bool:
+        """Whether it batches by itself and reads a Hugging Face folder, as the GPU engines do."""
+        return self in (Engine.TENSORRT_LLM, Engine.VLLM, Engine.SGLANG)
 
 
 class Effort(enum.Enum):

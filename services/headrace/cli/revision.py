@@ -32,9 +32,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; the default when piped.")
 _DEFAULT = Execution()
-_ENGINES = {
-    "llamacpp": resources_pb2.Execution.ENGINE_LLAMACPP,
-    "synthetic": resources_pb2.Execution.ENGINE_SYNTHETIC,
+_ENGINES: dict[str, resources_pb2.Execution.Engine] = {
+    one.value: getattr(resources_pb2.Execution, f"ENGINE_{one.name}") for one in Engine
 }
 
 
@@ -59,7 +58,7 @@ def _number(name: str, field: str, lowest: int, text: str) -> Callable[[F], F]:
     "--artifact", "artifact_name", metavar="NAME", default="", help="The files; none for the synthetic engine."
 )
 @click.option("--engine", type=click.Choice(list(_ENGINES)), default="llamacpp", show_default=True,
-              help="What computes.")  # fmt: skip
+              help="What computes; a Scheduler runs the GPU engines only if its settings name them.")  # fmt: skip
 @_number("--context", "context_tokens", 1, "Most tokens of one request, prompt and output.")
 @_number("--slots", "slots", 1, "Requests that run at a time.")
 @_number("--kv-cells", "kv_cells", 1, "KV cache that all requests share, tokens.")

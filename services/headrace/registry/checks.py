@@ -131,7 +131,7 @@ def checked_revision(
     wrong.unless(word, "revision.runtime", f"must be at most {RUNTIME_CHARACTERS_MAX} printable characters")
     for reason in incompatibilities(artifact, revision.execution):
         wrong.unless(False, f"revision.{reason.field}", reason.description)
-    if revision.execution.engine is Engine.LLAMACPP:
+    if revision.execution.engine is not Engine.SYNTHETIC:
         has_weights = artifact is not None and artifact.file_of(FileKind.WEIGHTS) is not None
         wrong.unless(has_weights, "revision.artifact", "must name an artifact with weights")
     wrong.unless(message.name in ("", revision.name), "revision.name", f"must be empty or {revision.name}")

@@ -302,15 +302,19 @@ def engine_config(
     if run.engine is Engine.SYNTHETIC:
         config["prefill_tokens_per_s"] = run.synthetic_prefill_tokens_per_s
         config["decode_tokens_per_s"] = run.synthetic_decode_tokens_per_s
+    if run.engine.schedules_itself:
+        config["tensor_parallel"] = max(1, run.tensor_parallel)
     if artifact is not None:
         weights = artifact.file_of(FileKind.WEIGHTS)
         if weights is None:
             raise ArtifactFault(f"{artifact.name} has no weights")
-        config["model_path"] = str(file_path(artifact, weights))
+        own = file_path(artifact, weights)
+        config["model_path"] = str(own.parent if run.engine.schedules_itself else own)
         config["model_digest"] = weights.sha256
         adapter = artifact.file_of(FileKind.ADAPTER)
         if adapter is not None:
-            config["adapter_path"] = str(file_path(artifact, adapter))
+            own = file_path(artifact, adapter)
+            config["adapter_path"] = str(own.parent if run.engine.schedules_itself else own)
         template = artifact.file_of(FileKind.CHAT_TEMPLATE)
         if template is not None:
             try:

@@ -43,8 +43,11 @@ class SchedulerSettings(EtcdSettings):
     )
     metrics_listen: str = Field("127.0.0.1:0", description="host:port for Prometheus metrics; port 0 takes any.")
     log_level: str = Field("info", description="debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
-    engines: Annotated[tuple[Literal["llamacpp", "synthetic"], ...], pydantic.BeforeValidator(_split)] = Field(
-        ("llamacpp", "synthetic"), description="Engines that this Scheduler starts workers for."
+    engines: Annotated[
+        tuple[Literal["llamacpp", "synthetic", "tensorrt_llm", "vllm", "sglang"], ...], pydantic.BeforeValidator(_split)
+    ] = Field(
+        ("llamacpp", "synthetic"),
+        description="Engines that this Scheduler starts workers for; tensorrt_llm, vllm and sglang have to be named.",
     )
     workers_max: int = Field(4, description="Most workers here, attached ones included.", ge=0, le=64)
     attach: Annotated[tuple[Endpoint, ...], pydantic.BeforeValidator(_split)] = Field(

@@ -134,9 +134,15 @@ class Execution(_message.Message):
         ENGINE_UNSPECIFIED: _ClassVar[Execution.Engine]
         ENGINE_LLAMACPP: _ClassVar[Execution.Engine]
         ENGINE_SYNTHETIC: _ClassVar[Execution.Engine]
+        ENGINE_TENSORRT_LLM: _ClassVar[Execution.Engine]
+        ENGINE_VLLM: _ClassVar[Execution.Engine]
+        ENGINE_SGLANG: _ClassVar[Execution.Engine]
     ENGINE_UNSPECIFIED: Execution.Engine
     ENGINE_LLAMACPP: Execution.Engine
     ENGINE_SYNTHETIC: Execution.Engine
+    ENGINE_TENSORRT_LLM: Execution.Engine
+    ENGINE_VLLM: Execution.Engine
+    ENGINE_SGLANG: Execution.Engine
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
