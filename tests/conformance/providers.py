@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from headrace.cli.weights import default_model
 from headrace.triton.engine_client import EngineClient
 from headrace.triton.process import TritonPlan, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
-from support import tiny_llama
+from support import fake_model, tiny_llama
 
 FEATURES = frozenset(
     {
@@ -80,8 +82,10 @@ class Provider:
     """More settings, found when it is started: the path of a model file, which it may make in the directory."""
     missing: Callable[[], str] = str
     """Why it cannot run on this machine; "" where it can."""
-    start: Callable[[Provider, Path], contextlib.AbstractAsyncContextManager[Running]] | None = None
-    """Another way than a Triton of its own."""
+    packages: tuple[Path, ...] = ()
+    """Folders that it can import by their names, beside model.py: Triton's Python does not look at PYTHONPATH."""
+    python: Callable[[], Path | None] = lambda: None
+    """Directory of the python3 that has its library; None: this environment's."""
 
     def needs(self, feature: str) -> None:
         """Skip the test where the engine does not declare it."""
@@ -98,23 +102,22 @@ class Running:
     target: str
 
 
+_failed: dict[str, str] = {}
+"""Engines that did not start: they are not tried again for each test."""
+
+
 @contextlib.asynccontextmanager
 async def running(provider: Provider, directory: Path) -> AsyncIterator[Running]:
-    """Bring it up, and down again."""
+    """A tritonserver with the real model repository, brought up, and down again."""
     reason = provider.missing()
     if reason:
         pytest.skip(reason)
-    start = provider.start or in_triton
-    async with start(provider, directory) as engine:
-        yield engine
-
-
-@contextlib.asynccontextmanager
-async def in_triton(provider: Provider, directory: Path) -> AsyncIterator[Running]:
-    """A tritonserver with the real model repository."""
+    if provider.name in _failed:
+        pytest.fail(_failed[provider.name])
+    files = prepare_triton(DEFAULT_CACHE_DIR)
     plan = TritonPlan(
-        files=prepare_triton(DEFAULT_CACHE_DIR),
-        model_repository=find_model_repository(None),
+        files=dataclasses.replace(files, python=provider.python() or files.python),
+        model_repository=_repository(provider, directory),
         engine_config={**SETTINGS, **provider.settings, **provider.prepare(directory)},
         directory=directory / "worker",
         threads=1,
@@ -128,11 +131,25 @@ async def in_triton(provider: Provider, directory: Path) -> AsyncIterator[Runnin
         loading.cancel()
         ending.cancel()
         await asyncio.gather(loading, ending, return_exceptions=True)
-        assert loading in done, process.failure()
+        if loading not in done:
+            _failed[provider.name] = process.failure()
+            pytest.fail(_failed[provider.name])
         yield Running(provider, process.target)
     finally:
         await client.close()
         await process.stop(10)
+
+
+def _repository(provider: Provider, directory: Path) -> Path:
+    """The model repository; a copy of it where packages lie beside model.py."""
+    repository = find_model_repository(None)
+    if not provider.packages:
+        return repository
+    copy = directory / "model_repo"
+    shutil.copytree(repository, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in provider.packages:
+        (copy / "llm" / "1" / package.name).symlink_to(package)
+    return copy
 
 
 class _Nobody:
@@ -191,7 +208,30 @@ LLAMACPP_GEMMA = Provider(
     prepare=_gemma,
 )
 
-PROVIDERS: dict[str, Provider] = {one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP, LLAMACPP_GEMMA)}
+
+def _faked(kind: str) -> Provider:
+    """A GPU engine's adapter over a fake of its library, which has the recorded signatures and no model."""
+    tests = Path(__file__).resolve().parents[1]
+    return Provider(
+        f"{kind}-fake",
+        kind,
+        {"engine": kind, "run_ahead_tokens": 16},
+        run_ahead=16,
+        slack=8,
+        is_faked=True,
+        prepare=lambda directory: {"model_path": str(fake_model.write_folder(directory / "model"))},
+        packages=(tests / "support" / "fake_packages" / kind, tests / "support"),
+        counting={"prompt": "count the water", "ignore_eos": True, **GREEDY},
+        ending={"prompt": "say little [[end=7]]", **GREEDY},
+        cutting={"prompt": "[[say=🌊x💧🚰é水🌊🏞🐟🛶🌊💧🚰⛲🏞🐟]]", **GREEDY},
+    )
+
+
+FAKES = tuple(_faked(kind) for kind in ("tensorrt_llm", "vllm", "sglang"))
+
+PROVIDERS: dict[str, Provider] = {
+    one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP, LLAMACPP_GEMMA, *FAKES)
+}
 SELECTION = "HEADRACE_CONFORMANCE"
 
 

@@ -180,8 +180,10 @@ class Watch:
         assert usage["emitted"] == len(heard.ids), f"{usage['emitted']} told, {len(heard.ids)} came"
         assert usage["generated"] >= usage["emitted"]
         if heard.admitted is not None:
-            told = heard.admitted["prompt_tokens"], heard.admitted["cached_tokens"]
-            assert (usage["prompt"], usage["cached"]) == told
+            told = heard.admitted
+            assert usage["prompt"] == told["prompt_tokens"], "the prompt has another length in the end"
+            # An engine that schedules by itself says only later how much it found.
+            assert told["cached_tokens"] <= usage["cached"] <= usage["prompt"], "less was cached than was told"
         order = [timing[name] for name in ("received", "admitted", "first_token", "stopped", "finished")]
         known = [moment for moment in order if moment]
         assert known == sorted(known), f"times are out of order: {timing}"

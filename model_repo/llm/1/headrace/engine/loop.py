@@ -159,7 +159,7 @@ class EngineLoop:
     def _open(self, sink: Sink) -> None:
         if self._streams.owner is not None:
             self._end_owner(self._streams.owner)
-        self._streams.open(sink, self._alive(), self._clock()).tell(hello(self._identity, self._incarnation))
+        self._streams.open(sink, self._alive()).tell(hello(self._identity, self._incarnation))
 
     def _submit(self, entries: tuple[Prepared | Rejected, ...], sink: Sink | None) -> None:
         owner = self._streams.owner if sink is None else self._streams.open_one_shot(sink)

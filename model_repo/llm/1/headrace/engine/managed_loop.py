@@ -113,7 +113,8 @@ class ManagedLoop(EngineLoop):
             self._note_cached(sequence, delta.cached)
         if delta.tokens and not stay.has_spoken:
             stay.has_spoken = True
-            sequence.first_token_ns = sequence.first_token_ns or self._clock()
+            if stay.ending is None:  # what comes later is nobody's
+                sequence.first_token_ns = sequence.first_token_ns or self._clock()
             sequence.position = len(sequence.prefix)
             self._running.decode(sequence)
         if stay.ending is None:

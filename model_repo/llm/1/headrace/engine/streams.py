@@ -27,11 +27,14 @@ class Streams:
         """Whether an event waits to be handed over."""
         return (self.owner is not None and bool(self.owner.events)) or any(one.events for one in self._one_shots)
 
-    def open(self, sink: Sink, last_word: Mapping[str, Any], now_ns: int) -> Owner:
-        """A new owner; the one before hears `last_word`, because FINAL must ride on a response, then FINAL."""
+    def open(self, sink: Sink, last_word: Mapping[str, Any]) -> Owner:
+        """A new owner; the one before hears `last_word`, because FINAL must ride on a response.
+
+        Then the ends of its sequences, which an engine that schedules by itself may take a moment for, then FINAL.
+        """
         if self.owner is not None:
             self.owner.tell(last_word)
-            self.owner.sink.close(self.owner.take(0, now_ns))
+            self._one_shots.append(self.owner)
         self.owner = Owner(sink)
         return self.owner
 
