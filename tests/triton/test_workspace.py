@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from headrace.control.resources import Engine
 from headrace.runtime.settings import SettingsError
-from headrace.triton import shared_memory, workspace
+from headrace.triton import runtimes, shared_memory, workspace
 from headrace.triton.process import TritonPlan, _environment
 from headrace.triton.workspace import find_model_repository, prepare_triton
 
@@ -34,6 +35,12 @@ def test_without_the_wheel_the_triton_of_nvidias_image_is_used_with_its_python(t
     monkeypatch.setattr(workspace.importlib.util, "find_spec", lambda name: None)
     files = prepare_triton(tmp_path / "cache")
     assert files.server == tmp_path / "bin" / "tritonserver"
+    packages = tmp_path / "dist-packages"
+    (packages / "tensorrt_llm-1.2.1.dist-info").mkdir(parents=True)
+    (packages / "tensorrt_llm-1.2.1.dist-info" / "METADATA").write_text("Name: tensorrt_llm\nVersion: 1.2.1\n")
+    monkeypatch.setattr(runtimes, "IMAGE_PACKAGES", (str(packages),))
+    monkeypatch.setenv("TRITON_SERVER_VERSION", "2.71.0")
+    assert runtimes.runtime_name(Engine.TENSORRT_LLM) == "tritonserver-2.71.0/tensorrt_llm-1.2.1"
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setenv("PATH", "/opt/headrace/bin:/usr/bin")
     plan = TritonPlan(files, tmp_path, {}, tmp_path, threads=0)

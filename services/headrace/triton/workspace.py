@@ -29,6 +29,8 @@ IMAGE_TRITON = Path("/opt/tritonserver")
 """Where NVIDIA's images have bin/tritonserver, backends/ and caches/."""
 IMAGE_PYTHON = Path("/usr/bin")
 """And the python3 with the packages of its engines."""
+IMAGE_PACKAGES = ("/usr/local/lib/python3.12/dist-packages", "/usr/lib/python3/dist-packages")
+"""And where that one has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def prepare_triton(cache_dir: Path) -> TritonFiles:
     Raises:
         SettingsError: nvidia-pytriton or its stub for this Python is not installed, or the copy cannot be made.
     """
-    if importlib.util.find_spec("pytriton") is None and (IMAGE_TRITON / "bin" / "tritonserver").is_file():
+    if has_image_triton():
         return TritonFiles(root=IMAGE_TRITON, library_path=(), python=IMAGE_PYTHON)
     version, package = _installed()
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -80,6 +82,11 @@ def prepare_triton(cache_dir: Path) -> TritonFiles:
         except OSError as error:
             raise SettingsError(f"setting 'cache_dir': cannot write {target}: {error.strerror}") from None
     return TritonFiles(root=target, library_path=(package.parent / "nvidia_pytriton.libs", *_libpython(python)))
+
+
+def has_image_triton() -> bool:
+    """Whether the Triton of NVIDIA's image is the one that is started."""
+    return importlib.util.find_spec("pytriton") is None and (IMAGE_TRITON / "bin" / "tritonserver").is_file()
 
 
 def find_model_repository(setting: Path | None) -> Path:
