@@ -115,6 +115,10 @@ class Buildah:
         sizes = subprocess.run(["du", "-sxb", str(whole)], capture_output=True, text=True, check=True).stdout
         return int(sizes.split()[0])
 
+    def prune(self) -> None:
+        """Remove what no image with a name is; the next build starts with the base."""
+        subprocess.run(self.command("rmi", "--prune"), stdout=subprocess.DEVNULL, check=True)
+
     def has(self, tag: str) -> bool:
         """Whether an image is there."""
         command = self.command("inspect", "--type", "image", tag)

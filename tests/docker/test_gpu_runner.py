@@ -63,7 +63,13 @@ def test_with_a_gpu_the_profile_and_the_tests_run(tmp_path: Path) -> None:
 
 
 def test_what_fails_on_a_gpu_fails_the_run(tmp_path: Path) -> None:
-    result = run(tmp_path, nvidia_smi=GPU, make="exit 2")
+    result = run(tmp_path, nvidia_smi=GPU, docker="true", make="exit 2")
     assert result.returncode == 1
+    assert last_line(result) == "2 passed, 1 failed"
+
+
+def test_without_a_docker_engine_the_tests_run_alone(tmp_path: Path) -> None:
+    result = run(tmp_path, nvidia_smi=GPU, make="true")
+    assert result.returncode == 0
     assert "the GPU profile was not run" in result.stdout
-    assert last_line(result) == "0 passed, 1 failed"
+    assert last_line(result) == "1 passed, 0 failed"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,6 +17,8 @@ from packaging.utils import canonicalize_name
 from docker.manifests import DOCKER, ROOT
 from headrace.adapters.etcd import AccessDenied, EtcdStore
 from headrace.adapters.etcd_settings import EtcdConfig
+from headrace.cli.serve import service_settings
+from headrace.runtime.settings import load_settings
 from support.etcd import etcd_process
 
 ETCD_AUTH = DOCKER / "etcd_auth.py"
@@ -87,6 +90,19 @@ def test_an_image_runs_as_nobody_stops_in_order_and_can_be_asked(name: str) -> N
     assert "STOPSIGNAL SIGTERM" in whole
     for label in ("title", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in whole
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_an_images_own_settings_load_and_its_ports_are_theirs(name: str) -> None:
+    service = name if name in {"router", "registry"} else "scheduler"
+    prefix = f"HEADRACE_{service.upper()}_"
+    environ = dict(re.findall(r"(HEADRACE_\w+)=(\S+)", chain(name)))
+    settings: Any = load_settings(service_settings(service), service, environ=environ)
+    assert set(environ) <= {prefix + field.upper() for field in type(settings).model_fields}
+    ports = [str(getattr(settings, setting)).rpartition(":")[2] for setting in ("listen", "metrics_listen")]
+    assert re.findall(r"^EXPOSE (.*)$", stages()[name][1], re.MULTILINE) == [" ".join(ports)]
+    if name == "worker-gpu":
+        assert settings.engines == ("tensorrt_llm",)
 
 
 @pytest.mark.parametrize("name", FINAL)
