@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean \
-        images test-containers
+        images test-containers conformance test-gpu
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ bench-control: setup-dev ## Measure what a change of the control plane costs, an
 
 bench-path: setup-dev ## Measure the whole path against a bare llama.cpp loop
 	$(BIN)/python tests/bench/bench_path.py
+
+conformance: setup-dev ## Run the engines' conformance suite and show test x engine; ARGS='synthetic vllm' for some
+	$(BIN)/python tests/conformance/table.py $(ARGS)
+
+test-gpu: setup-dev ## The same on the real GPU engines, an answer and a benchmark; says so and exits 77 without a GPU
+	$(BIN)/python tests/conformance/gpu.py $(ARGS)
 
 images: setup-dev ## Build the images, with Docker or buildah; ARGS='router --portable' for some, for any CPU
 	$(BIN)/python docker/build.py $(ARGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +25,7 @@ from headrace.triton.process import TritonPlan, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
 from support import fake_model, tiny_llama
 
+GPU_KINDS = ("tensorrt_llm", "vllm", "sglang")
 FEATURES = frozenset(
     {
         "logprobs",  # top_logprobs
@@ -75,6 +77,8 @@ class Provider:
     slack: int = 1
     many: int = 8
     """Most tokens of each of two hundred answers."""
+    start_s: float = 100
+    """Longest time until it is loaded."""
     is_faked: bool = False
     is_default: bool = True
     """Whether `make test` runs it."""
@@ -127,7 +131,7 @@ async def running(provider: Provider, directory: Path) -> AsyncIterator[Running]
     try:
         loading = asyncio.create_task(client.wait_loaded())
         ending = asyncio.create_task(process.wait_exit())
-        done, _ = await asyncio.wait({loading, ending}, timeout=100, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({loading, ending}, timeout=provider.start_s, return_when=asyncio.FIRST_COMPLETED)
         loading.cancel()
         ending.cancel()
         await asyncio.gather(loading, ending, return_exceptions=True)
@@ -227,10 +231,56 @@ def _faked(kind: str) -> Provider:
     )
 
 
-FAKES = tuple(_faked(kind) for kind in ("tensorrt_llm", "vllm", "sglang"))
+FAKES = tuple(_faked(kind) for kind in GPU_KINDS)
+
+REAL_PYTHON = "HEADRACE_{}_PYTHON"
+"""Variable that names the python3 of an environment with the library; without it, this environment is looked into."""
+
+
+def _real_python(kind: str) -> Path | None:
+    path = os.environ.get(REAL_PYTHON.format(kind.upper()), "")
+    return Path(path).parent if path else None
+
+
+def _missing(kind: str) -> str:
+    """Why the real library cannot run here. It is not imported: that takes a GPU's memory, or a minute."""
+    if _real_python(kind) is None and importlib.util.find_spec(kind) is None:
+        return f"{kind} is not installed here, and {REAL_PYTHON.format(kind.upper())} names no Python that has it"
+    if not has_gpu() and kind != "vllm":  # which has a build for CPUs
+        return f"{kind} needs a GPU, and there is none here"
+    return ""
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver shows one."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _checkpoint(directory: Path) -> Mapping[str, Any]:
+    return {"model_path": str(tiny_llama.checkpoint(directory / "model"))}
+
+
+def _real(kind: str) -> Provider:
+    """A GPU engine itself, with the tiny Llama."""
+    return Provider(
+        kind,
+        kind,
+        {"engine": kind, "run_ahead_tokens": 16, "dtype": "float32", "gpu_memory_fraction": 0.3},
+        run_ahead=16,
+        slack=8,
+        is_default=False,
+        prepare=_checkpoint,
+        missing=lambda: _missing(kind),
+        python=lambda: _real_python(kind),
+        start_s=600,
+        **TINY_PROMPTS,
+    )
+
+
+REAL = tuple(_real(kind) for kind in GPU_KINDS)
 
 PROVIDERS: dict[str, Provider] = {
-    one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP, LLAMACPP_GEMMA, *FAKES)
+    one.name: one for one in (SYNTHETIC, SYNTHETIC_AHEAD, LLAMACPP, LLAMACPP_GEMMA, *FAKES, *REAL)
 }
 SELECTION = "HEADRACE_CONFORMANCE"
 

@@ -3,6 +3,8 @@
 The engine itself is `headrace.engine`, in the directory beside this file; docs/engine-contract.md is the contract.
 """
 
+import contextlib
+import locale
 import os
 import sys
 import threading
@@ -13,6 +15,10 @@ _HERE = str(Path(__file__).resolve().parent)
 # `headrace` is a namespace package: this directory adds the portion `headrace.engine` to whatever is installed. First,
 # not where Triton puts it, at the end: an engine of another version that is installed beside it must not hide it.
 sys.path.insert(0, _HERE)
+# The stub's Python never looks at the environment's locale, so it reads files as ASCII where nobody says otherwise; GPU
+# engines' libraries do not.
+with contextlib.suppress(locale.Error):
+    locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 # How long ggml's OpenMP workers spin at a barrier before they sleep. Libgomp's default, about a millisecond, takes the
 # cores of Triton, Scheduler and Router; not to spin at all costs llama.cpp half its speed.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
