@@ -18,7 +18,9 @@ import pytest
 
 from headrace.engine.config import MANAGED_ENGINES, ConfigError, EngineConfig
 from headrace.engine.contract import StepBatch
-from headrace.engine.engine import Engine, make_engine
+from headrace.engine.engine import Engine, make_engine, make_managed
+from headrace.engine.managed import ManagedRequest
+from headrace.engine.request import Sampling
 from headrace.engine.signatures import parameters
 from support import fake_model
 from support.recorded import signature
@@ -166,6 +168,9 @@ def test_stops_mean_the_same_on_every_engine(serve: Callable[..., Served]) -> No
     by_token, ids, text = served.answer(2, prompt="[[say=axb]]", max_tokens=60, stop_token_ids=[stop_token])
     assert (text, by_token["stop"]) == ("a", {"kind": "token", "value": stop_token})
     assert by_token["usage"]["generated"] == len(ids) + 1
+    both, ids, text = served.answer(5, prompt="[[say=ab]]", max_tokens=60, stop_token_ids=[stop_token])
+    assert (text, both["stop"]) == ("ab", {"kind": "eos", "value": fake_model.END})
+    assert both["usage"]["generated"] == len(ids) + 1
     ignoring, _, text = served.answer(
         3, prompt="[[say=axb]]", max_tokens=6, stop_token_ids=[stop_token], ignore_eos=True
     )
@@ -236,7 +241,25 @@ def test_what_the_engine_cannot_do_is_refused_before_it_begins(serve: Callable[.
     assert not served.library.requests
 
 
-def test_a_dead_engine_ends_everything_and_says_so_from_then_on(serve: Callable[..., Served]) -> None:
+def test_one_that_fails_in_the_engine_is_alone_and_its_words_are_not_told(
+    serve: Callable[..., Served], capfd: pytest.CaptureFixture[str]
+) -> None:
+    served = serve()
+    served.library.core.is_failing = True
+    event, _, _ = served.answer(1, prompt=" secret", max_tokens=4, ignore_eos=True)
+    assert (event["reason"], event["error"]["reason"]) == ("error", "ENGINE_FAILED")
+    served.library.core.is_failing = False
+    assert served.answer(2, prompt=" the", max_tokens=2, ignore_eos=True)[0]["reason"] == "length"
+    said = capfd.readouterr().err
+    assert "a request failed: ValueError" in said
+    assert "secret" not in said + str(event)
+
+
+def test_a_dead_engine_ends_everything_and_says_so_from_then_on(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if "sglang" not in request.node.name:  # which says nothing of it to a request
+        monkeypatch.setattr("headrace.engine.async_engine.HEALTH_EVERY_S", 60)
     served = serve()
     served.generate(1, prompt=" the hot", max_tokens=400, ignore_eos=True)
     served.reader.wait(lambda _: bool(served.reader.output(1)[0]))
@@ -292,6 +315,20 @@ def test_many_at_once_each_get_their_own_answer(serve: Callable[..., Served]) ->
     for seq, prompt in prompts.items():
         assert served.finished(seq)["reason"] == "length"
         assert served.reader.output(seq)[0] == expected(prompt, 6)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("tensorrt_llm", None), ("vllm", 100), ("sglang", 100)])
+def test_a_higher_priority_is_a_lower_number_there(kind: str, expected: int | None, tmp_path: Path) -> None:
+    fake = importlib.import_module(f"support.fake_{kind}")
+    fake.install()
+    folder = fake_model.write_folder(tmp_path)
+    adapter = make_managed(EngineConfig(engine=kind, model_path=str(folder), context_tokens=256))
+    told = threading.Event()
+    adapter.start(told.set)
+    adapter.submit(ManagedRequest("r", [257], 0, 1, Sampling(), frozenset(), priority=0.9))
+    assert told.wait(10)
+    assert fake.engines[-1].requests[0].get("priority") == expected  # the recorded TensorRT-LLM takes none
+    adapter.shutdown()
 
 
 @pytest.mark.parametrize("kind", MANAGED_ENGINES)

@@ -221,6 +221,31 @@ def test_run_ahead_is_bounded_and_the_answer_goes_on_where_it_was() -> None:
     assert first.id != second.id
 
 
+def test_credit_that_comes_while_it_leaves_brings_it_back_at_once() -> None:
+    hand = Hand(run_ahead=2)
+    prompt = words(" the and of in to it is on" * 3)  # long enough for a prefix, which only the engine may keep
+    hand.submit(prepared(MODEL, 1, prompt, max_tokens=9, credit=1))
+    said = words(" is on hot")
+    for token in said:
+        hand.say(token)
+    hand.turn(Grant(((1, -1),)))
+    assert (hand.ids(), len(hand.engine.submitted)) == (said, 1)
+    hand.say(end=End.ABORTED)
+    hand.turn()
+    assert [list(one.prompt) for one in hand.engine.submitted] == [prompt, prompt + said]
+    assert hand.events("resumed")[0]["cached_tokens"] == 0
+
+
+def test_what_an_engine_says_behind_a_stop_is_nobody_s() -> None:
+    hand = Hand()
+    hand.submit(prepared(MODEL, 1, " the"))
+    one, two = words(" is on")
+    hand.say(one, END_TOKEN, two)
+    hand.say(end=End.ABORTED)
+    (finished,) = hand.events("finished")
+    assert (hand.ids(), finished["usage"]["generated"], finished["stop"]["kind"]) == ([one], 2, "eos")
+
+
 def test_who_waits_for_credit_with_everything_generated_holds_no_slot() -> None:
     hand = Hand(run_ahead=8)
     hand.submit(prepared(MODEL, 1, " the", max_tokens=3, credit=1))

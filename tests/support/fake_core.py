@@ -24,9 +24,10 @@ class Spoken:
 
 @dataclass
 class FakeCore:
-    """Generates for every request that is under way. `is_dead` ends them all with an error."""
+    """Generates for every request that is under way. `is_dead` ends them all with an error, `is_failing` each alone."""
 
     is_dead: bool = False
+    is_failing: bool = False
     aborted: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
     submitted: int = 0
@@ -52,6 +53,8 @@ class FakeCore:
         try:
             for count, token in enumerate(fake_model.Answer(prompt, seed), 1):
                 await asyncio.sleep(STEP_S)
+                if self.is_failing:
+                    raise ValueError(f"cannot generate for {list(prompt)} (secret)")
                 if self.is_dead:
                     raise RuntimeError("the fake engine is dead")
                 if name in self.aborted:
