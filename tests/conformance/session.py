@@ -121,6 +121,7 @@ async def connected(engine: Running, owner: str = "schedulers/conformance") -> A
     try:
         await client.open(20)
         reading = asyncio.create_task(client.run())
+        reading.add_done_callback(watch.on_lost)
         yield Session(engine, client, watch, reading)
     finally:
         if reading is not None:

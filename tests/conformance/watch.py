@@ -91,6 +91,12 @@ class Watch:
         """Raise the first broken rule."""
         assert not self.broken, self.broken[0]
 
+    def on_lost(self, reading: asyncio.Task[None]) -> None:
+        """Nobody who waits will hear more."""
+        if not reading.cancelled():
+            self.broken.append(f"the engine was lost: {reading.exception()}")
+            self._news.set()
+
     def on_batch(self, batch: StepBatch) -> None:
         try:
             self._take(batch)
