@@ -286,7 +286,9 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
 ) -> None:
     adapter = tmp_path / "lora"
     adapter.mkdir()
-    served = serve(gpus="1", adapter_path=str(adapter), slots=3, gpu_memory_fraction=0.5, kv_over_commit=2.0)
+    served = serve(
+        gpus="1", eager=True, adapter_path=str(adapter), slots=3, gpu_memory_fraction=0.5, kv_over_commit=2.0
+    )
     served.answer(1, prompt=" the", max_tokens=2)
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["DO_NOT_TRACK"]) == ("1", "1")
     args, kind = served.library.args, served.fake.__name__.removeprefix("support.fake_")
@@ -295,6 +297,7 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
         assert (args.max_num_seqs, args.max_model_len, args.gpu_memory_utilization) == (3, 512, 0.5)
         assert args.num_gpu_blocks_override * args.block_size >= 2048
         assert request["lora_request"].lora_path == str(adapter)
+        assert args.enforce_eager is True
         assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
     elif kind == "sglang":
         assert (args.max_running_requests, args.context_length, args.mem_fraction_static) == (3, 512, 0.5)

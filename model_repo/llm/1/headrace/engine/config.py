@@ -36,6 +36,11 @@ class EngineConfig:
     without credit pauses; above, it runs on for so many tokens. `kv_over_commit` above 1: a sequence reserves that part
     of the KV cells that it may need, and the newest are preempted when they run short. `adapter_path` names a LoRA
     adapter that is always on, with `adapter_scale` (1: as it was trained, 0: without effect).
+
+    What begins with `gpus` is for the managed engines, whose `model_path` and `adapter_path` are folders. `gpus` are the
+    devices that the engine may see, as CUDA_VISIBLE_DEVICES wants them; "": all. `abort` says when a request may be
+    ended early: on, after_first_token or off; "" is what is held for safe there. `speculative` is the engine's own
+    document for speculative decoding. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.
     """
 
     engine: str
@@ -64,6 +69,7 @@ class EngineConfig:
     kv_events: bool = False
     abort: str = ""
     speculative: Mapping[str, Any] | None = None
+    eager: bool = False
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -104,8 +110,9 @@ class EngineConfig:
     def _check_managed(self) -> None:
         if self.abort not in _ABORTS:
             raise ConfigError(f"abort must be on, after_first_token or off, not {self.abort!r}.")
-        if not isinstance(self.kv_events, bool):
-            raise ConfigError("kv_events must be true or false.")
+        for name in ("kv_events", "eager"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false.")
         if self.speculative is not None and not isinstance(self.speculative, Mapping):
             raise ConfigError("speculative must be an object or null.")
         self._integer("tensor_parallel", 1, 1024)

@@ -82,6 +82,7 @@ class SglangEngine(AsyncEngine):
             "incremental_streaming_output": False,
             "log_requests": False,
             "enable_metrics": False,
+            "disable_cuda_graph": self._config.eager,
         }
 
     def check(self, sampling: Sampling, top_logprobs: int | None) -> None:

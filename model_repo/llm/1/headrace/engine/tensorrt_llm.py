@@ -79,7 +79,12 @@ class TensorRtLlmEngine(AsyncEngine):
             needed["lora_config"] = lora(**supported(lora, {}, lora_wanted))
         if config.speculative is not None:
             needed["speculative_config"] = dict(config.speculative)
-        wanted = {"enable_iter_perf_stats": True, "return_perf_metrics": config.speculative is not None}
+        wanted: dict[str, Any] = {
+            "enable_iter_perf_stats": True,
+            "return_perf_metrics": config.speculative is not None,
+        }
+        if config.eager:
+            wanted |= {"cuda_graph_config": None, "torch_compile_config": None}
         known = getattr(getattr(self._api, "TorchLlmArgs", None), "model_fields", None)
         if known is None:
             return needed | wanted

@@ -92,6 +92,7 @@ class VllmEngine(AsyncEngine):
             "max_num_batched_tokens": max(config.prefill_chunk + config.slots, 2 * config.slots),
             "disable_log_stats": False,
             "enable_log_requests": False,
+            "enforce_eager": config.eager,
             "per_request_spec_decode_metrics": "none" if config.speculative is None else "summary",
         }
 
