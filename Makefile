@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim sim-load faults bench-path bench-control clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ contract: setup-dev ## Measure slow readers, cancels, killed clients and broken 
 
 sim: setup-dev ## Run 100,000 seeded simulations of a request's life; ARGS='--seed 7 --trace' tells one
 	PYTHONPATH=tests $(BIN)/python -m sim $(ARGS)
+
+sim-load: setup-dev ## Simulate a fleet of 64 replicas under overload, storms, faults and old news; ARGS='--only greedy' for some
+	$(BIN)/python tests/sim_load/run.py $(ARGS)
 
 faults: setup-dev ## Break etcd, the network, the leader and the clock under load; ARGS='--only killed' for some
 	$(BIN)/python tests/faults/run.py $(ARGS)
