@@ -332,12 +332,17 @@ class Routing:
         if reason is None:
             if self.outliers.succeeded(flight.revision, flight.replica, token, now):
                 self.slow_start.begin(flight.replica, now)
-        elif reason in FAULTS:
+        elif reason in FAULTS and self._is_current(flight):
             self.outliers.faulted(flight.revision, flight.replica, token, now)
         else:
             self.outliers.released(flight.replica, token)
             if reason is Reason.STALE_EPOCH:
                 self.filters.epoch_refused(flight.replica, flight.epoch, now)
+
+    def _is_current(self, flight: _Flight) -> bool:
+        """Whether the process that an attempt went to is still the one behind its replica."""
+        standing = self.loads.standing(flight.replica)
+        return standing is not None and standing.replica is not None and standing.replica.epoch == flight.epoch
 
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""
