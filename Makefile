@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim sim-load faults bench-path bench-control clean
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim sim-load faults overload bench-path bench-control clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ sim-load: setup-dev ## Simulate a fleet of 64 replicas under overload, storms, f
 
 faults: setup-dev ## Break etcd, the network, the leader and the clock under load; ARGS='--only killed' for some
 	$(BIN)/python tests/faults/run.py $(ARGS)
+
+overload: setup-dev ## Offer ten times the capacity, kill parts meanwhile, send duplicates; ARGS='--quick' is shorter
+	$(BIN)/python tests/overload/run.py $(ARGS)
 
 bench-control: setup-dev ## Measure what a change of the control plane costs, and how soon all readers run it
 	$(BIN)/python tests/bench/bench_control.py
