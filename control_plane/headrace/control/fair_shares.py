@@ -127,6 +127,11 @@ class TenantRing(Generic[E]):
         """Whether one of it waits."""
         return tenant in self._tenants
 
+    def count(self, tenant: str) -> int:
+        """How many of it wait."""
+        kept = self._tenants.get(tenant)
+        return 0 if kept is None else len(kept.entries)
+
     def ahead(self, tenant: str, entry_order: tuple[float, int]) -> float:
         """Share of a tenant's own entries that come before that place, 0 to 1."""
         kept = self._tenants.get(tenant)
