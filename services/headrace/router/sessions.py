@@ -189,7 +189,9 @@ class Sessions:
         """Look whether a session may leave `running`: it is over and nobody reads it."""
         if not session.is_over or session.reader is not None or self._running.pop(session.name, None) is None:
             return
-        if session.log is not None:
+        if not session.machine.sequence and not session.plan.is_shared:
+            session.close()  # its caller never heard its name: nobody can ask, and under load most are such
+        elif session.log is not None:
             until = time.monotonic() + self._settings.resume_window_s
             self._kept[session.name] = _Kept(session, session.log.size, until)
             self._kept_bytes += session.log.size
