@@ -18,6 +18,7 @@ from headrace.control.attempt_book import waiting_max
 from headrace.control.errors import Failure, Reason
 from headrace.control.router_admission import SHARES, Priority
 from headrace.control.router_capacity import HEADROOM
+from headrace.rpc import status
 
 from .harness import REVISION, Harness, collect, failure, running, until
 
@@ -95,6 +96,22 @@ async def test_tokens_are_bounded_where_a_limit_is_set() -> None:
     async with running(tokens_max=100) as h, holding(h, 3, prompt="x", max_tokens=25):
         told = await refused(h, prompt="x", max_tokens=25)
         assert (told.metadata["bound"], told.metadata["limit"]) == ("tokens", "90")
+
+
+async def test_the_time_to_refuse_is_told_and_that_to_fail_is_not() -> None:
+    async with running(requests_max=2) as h:
+        async with holding(h, 2, priority=pb.PRIORITY_CRITICAL):
+            await refused(h)
+        begun = asyncio.create_task(collect(h.generate()))
+        dispatch = await h.admitted()
+        lost = Failure(Reason.STREAM_INTERRUPTED, "Lost.")
+        await h.scheduler.deltas(dispatch.attempt, "a")
+        await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_FAILED, error=status.to_proto(lost))
+        events, _ = await begun
+        assert events
+        assert metric(h, "refusal_seconds_count", reason="OVERLOADED") == 1
+        assert 0 < metric(h, "refusal_seconds_sum", reason="OVERLOADED") < 1
+        assert metric(h, "refusal_seconds_count", reason="STREAM_INTERRUPTED") == 0
 
 
 async def test_events_that_wait_for_a_reader_are_bytes() -> None:

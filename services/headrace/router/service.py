@@ -29,7 +29,7 @@ from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
 from headrace.router.tenant_metrics import TenantMetrics
 from headrace.router.usage import UsageReport
-from headrace.rpc.server import Context
+from headrace.rpc.calls import Context, has_written
 
 START_S = 10.0
 DRAINED_CONFIRM_S = 2.0
@@ -130,8 +130,17 @@ class InferenceService:
         self._metrics.tasks.set(len(asyncio.all_tasks()))
 
     async def _run(self, request: pb.GenerateRequest, context: Context, *, interactive: bool) -> None:
+        now = time.monotonic()
+        try:
+            await self._serve(request, context, now, interactive=interactive)
+        except Failure as failure:
+            if not has_written(context):
+                self._metrics.refused(failure.reason, time.monotonic() - now)
+            raise
+
+    async def _serve(self, request: pb.GenerateRequest, context: Context, now: float, *, interactive: bool) -> None:
         self._refuse_more()
-        now, caller = time.monotonic(), self.identities.caller(context, starts=True)
+        caller = self.identities.caller(context, starts=True)
         plan, tenant = self._planner.plan(request, now, now + self._remaining_s(context), caller), caller.tenant.name
         if plan.is_shared:
             start = functools.partial(self._start, plan, tenant)
