@@ -238,6 +238,18 @@ def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
     assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
 
 
+def test_demand_is_what_came_in_the_last_minute_refused_or_not_but_not_what_was_only_asked() -> None:
+    made = admission(replica("a"), requests_max=2)
+    assert admitted(made, demand(Priority.CRITICAL), 5.0) == 2
+    assert made.demand(6.0) == {REVISION.name: 3.0, OTHER.name: 0.0}
+    made.release(demand(Priority.CRITICAL))
+    made.admit(demand(Priority.CRITICAL), 7.0)
+    made.withdraw(demand(Priority.CRITICAL), 7.0)
+    assert made.demand(8.0)[REVISION.name] == 3.0
+    assert made.held() == (1, 1)
+    assert made.demand(80.0)[REVISION.name] == 0.0
+
+
 def test_the_shares_rise_with_the_priority() -> None:
     assert list(SHARES) == list(Priority)
     assert sorted(SHARES.values()) == list(SHARES.values())

@@ -27,6 +27,7 @@ from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.priority import Priority
 from headrace.control.resources import Replica, ReplicaState, Revision
 from headrace.control.router_capacity import RevisionCapacity
+from headrace.control.sliding_count import SlidingCount
 
 SHARES: Mapping[Priority, float] = {
     Priority.SHEDDABLE: 0.7,
@@ -37,6 +38,8 @@ SHARES: Mapping[Priority, float] = {
 REPORT_AGE_MAX_S = 2.5
 """An older report refuses nobody. Schedulers report each second, and whenever something changed."""
 VERDICT_S = 0.1
+DEMAND_S = 60.0
+"""Over which demand is counted."""
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 30.0
 RETRY_S = RULES[Reason.OVERLOADED].retry_after_s or RETRY_MIN_S
@@ -75,6 +78,8 @@ class _Revision:
     capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
     requests: int = 0
     tokens: int = 0
+    offered: SlidingCount = field(default_factory=lambda: SlidingCount(DEMAND_S))
+    """What came, refused or not."""
     refusing: dict[str, _Report] = field(default_factory=dict)
     """By usable replica, where it refuses anybody."""
     verdict: _Verdict | None = None
@@ -185,12 +190,13 @@ class RouterAdmission:
             Failure: OVERLOADED, with the bound, its limit and what is held.
         """
         share = SHARES[demand.priority]
+        state = self._revisions.setdefault(demand.revision, _Revision())
+        state.offered.add(now)
         self._check("requests", demand, self.requests, 1, self.requests_max * share)
         if self.tokens_max:
             self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share)
         held = self.input_bytes + self.buffered_bytes
         self._check("bytes", demand, held, demand.size, self.bytes_max * share)
-        state = self._revisions.setdefault(demand.revision, _Revision())
         if state.capacity.replicas:  # where there is nobody, placement says why
             allowed = state.capacity.allowed(now)
             self._check("requests", demand, state.requests, 1, allowed.requests * share, state)
@@ -211,6 +217,15 @@ class RouterAdmission:
         self.input_bytes -= demand.size
         state.requests -= 1
         state.tokens -= demand.tokens
+
+    def withdraw(self, demand: Demand, now: float) -> None:
+        """Take back that a request was taken in: it was only asked whether it may be."""
+        self.release(demand)
+        self._revisions[demand.revision].offered.add(now, -1)
+
+    def demand(self, now: float) -> dict[str, float]:
+        """Requests a minute that came, refused or not, by revision."""
+        return {name: state.offered.total(now) * 60 / DEMAND_S for name, state in self._revisions.items()}
 
     def held(self) -> tuple[int, int]:
         """Requests and tokens of all revisions."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from headrace.control.capacity_plan import CapacityPlan
 from headrace.control.errors import Failure, Reason
 from headrace.control.outliers import Health
 from headrace.control.priority import Priority
@@ -76,7 +77,7 @@ class Admission:
 
     def drop(self, demand: Demand) -> None:
         """Give back what `take` has taken for a request that is not started."""
-        self.core.release(demand)
+        self.core.withdraw(demand, time.monotonic())
 
     def release(self, request: str) -> None:
         """A request is over: nothing of it is held in an engine. Again: nothing happens."""
@@ -129,6 +130,20 @@ class Admission:
         self.refresh(now)
         self.core.buffered_bytes = sum(session.log.size for session in sessions if session.log is not None)
         self._metrics.take(self.core, now)
+        self._metrics.needed(self._needed(now))
+
+    def _needed(self, now: float) -> dict[str, float]:
+        """Replicas, by model, that what comes here needs."""
+        snapshot, loads = self._routes.snapshot, self._routes.routing.loads
+        needed: dict[str, float] = {}
+        demands = self.core.demand(now)
+        for revision in snapshot.revisions if snapshot is not None else ():
+            habits = loads.habits(revision.name)
+            slots = habits.slots / habits.replicas if habits.replicas else revision.execution.slots
+            plan = CapacityPlan.of_slots(slots, habits.service_s)
+            needed.setdefault(revision.model, 0.0)
+            needed[revision.model] += plan.replicas(demands.get(revision.name, 0.0))
+        return needed
 
     def refresh(self, now: float) -> None:
         """Take over which replicas can be used, if that has changed."""
