@@ -29,8 +29,8 @@ def fleet(of_each: int) -> RoutingSnapshot:
     states = [*ReplicaState, ReplicaState.READY, ReplicaState.READY]
     kinds = itertools.product(MODELS, ZONES, enumerate(states), range(of_each))
     replicas = tuple(
-        Replica(f"replicas/r{of_each}-{at}", revision.name, "schedulers/s", "s:1", state, 1, 4, 256, FailureDomain(zone=zone),
-                detail=str(kind))
+        Replica(f"replicas/r{of_each}-{at}", revision.name, "schedulers/s", "s:1", state, 1, 4, 256,
+                FailureDomain(zone=zone), detail=str(kind))
         for at, (revision, zone, (kind, state), _) in enumerate(kinds)
     )  # fmt: skip
     return RoutingSnapshot("i", 1, revisions=tuple(MODELS), replicas=replicas)
