@@ -17,6 +17,7 @@ from bench.contract_slow import percentile
 from rich.console import Group
 from rich.table import Table
 
+from overload import truth
 from overload.generator import Job
 from overload.rig import ALIAS, SERVICE_S, SLO_S, SLOTS, TENANT_KEY, TOKENS, WORKERS, OverloadRig
 
@@ -79,13 +80,33 @@ async def level(rig: OverloadRig, rate: float, *, kind: str, seconds: float, see
         await asyncio.sleep(RAMP_S)
         return await spawn("prober.py", probing)
 
-    before, began = rig.cpu_s(), time.monotonic()
+    before, refused, began = rig.cpu_s(), await _refusals(rig), time.monotonic()
     told, probed = await asyncio.gather(spawn("generator.py", asdict(job)), probes())
     took_s = time.monotonic() - began
     cpu = {name: (used - before[name]) / took_s for name, used in rig.cpu_s().items()}
     found = figures(told, probed, seconds)
+    spent = Counter({bound: count - refused[bound] for bound, count in (await _refusals(rig)).items()})
+    found["router_refuse_ms"] = {
+        "count": max(spent.values(), default=0.0),
+        "p50": 1000 * truth.quantile(spent, 0.5),
+        "p99": 1000 * truth.quantile(spent, 0.99),
+    }
     routers = sum(cpu[name] for name in ("r1", "r2")) * took_s
     return {**found, "cpu": cpu, "router_ms_a_call": 1000 * routers / (found["calls"] + len(probed))}
+
+
+async def _refusals(rig: OverloadRig) -> Counter[float]:
+    """The Routers' own times to refuse, since they started."""
+    found: Counter[float] = Counter()
+    for service in rig.of("router"):
+        found += await asyncio.to_thread(
+            truth.buckets,
+            service.metrics,
+            "headrace_router_refusal_seconds",
+            "reason",
+            ("OVERLOADED", "QUOTA_EXCEEDED"),
+        )
+    return found
 
 
 def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: float) -> dict[str, Any]:
@@ -181,7 +202,8 @@ _CALLERS = {"once": "no retries", "naive": "naive retries"}
 def _table(found: list[dict[str, Any]]) -> Group:
     table = Table(
         "load", "callers", "requests", "calls", "accepted", "refused at once", "late", "refuse p50/p99, ms",
-        "apart p50/p99, ms", "goodput/s", "TTFT p50/p99, s", "Router CPU, ms a call", "load average",
+        "apart p50/p99, ms", "Router p50/p99 <=, ms", "goodput/s", "TTFT p50/p99, s", "Router CPU, ms a call",
+        "load average",
     )  # fmt: skip
     reasons = Table("load", "callers", "refused, with p50 / p99 of the time to it in ms")
     for one in found:
@@ -190,6 +212,7 @@ def _table(found: list[dict[str, Any]]) -> Group:
         table.add_row(
             *where, str(one["requests"]), str(one["calls"]), str(one["accepted"]), str(at_once),
             str(sum(one["refused"].values()) - at_once), _pair(one["refuse_ms"], 1), _pair(one["probed_refuse_ms"], 1),
+            _pair(one["router_refuse_ms"], 0),
             f"{one['goodput']:.1f}", _pair(one["ttft_s"]["all"], 2), f"{one['router_ms_a_call']:.2f}",
             f"{one['loadavg']:.1f}",
         )  # fmt: skip

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import urllib.request
+from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +29,10 @@ SCHEDULER = (
     "kv_cells_reserved", "send_buffer_tokens", "send_buffer_bytes",
 )  # fmt: skip
 ENGINE = ("active", "waiting", "paused", "preempted", "kv_reserved", "buffered_tokens")
+
+
+_BUCKET = re.compile(r"(?P<name>\w+)_bucket\{(?P<labels>[^}]*)\} (?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass
@@ -74,6 +82,25 @@ async def settled(rig: OverloadRig) -> tuple[Held, float]:
         if not held.left or took_s > SETTLE_S:
             return held, took_s
         await asyncio.sleep(0.25)
+
+
+def buckets(endpoint: str, name: str, label: str, wanted: Container[str]) -> Counter[float]:
+    """A histogram of a service, over those series whose label is wanted: cumulated counts by upper bound."""
+    found: Counter[float] = Counter()
+    with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as response:
+        for line in response.read().decode().splitlines():
+            match = _BUCKET.match(line)
+            if match and match["name"] == name:
+                labels = dict(_LABEL.findall(match["labels"]))
+                if labels.get(label) in wanted:
+                    found[float(labels["le"])] += float(match["value"])
+    return found
+
+
+def quantile(counts: Counter[float], share: float) -> float:
+    """Upper bound of the bucket that it lies in; 0 where nothing was counted."""
+    whole = max(counts.values(), default=0.0)
+    return min((bound for bound, count in counts.items() if whole and count >= share * whole), default=0.0)
 
 
 async def ended(rig: OverloadRig) -> int:
