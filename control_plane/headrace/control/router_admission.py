@@ -7,6 +7,7 @@
     requests   the revision           what its usable replicas can hold (headrace.control.router_capacity)
     tokens     the revision           the same, prompt and output as estimated
     replicas   the revision           all its replicas say that they refuse this priority
+    share      one tenant             of each of the first five, while others ask: headrace.control.fair_room
 
 Each priority has the room up to its share of a limit; what is above is kept for higher ones. One request always fits
 where nothing else runs, however large: it would never be served otherwise.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.control.errors import RULES, Failure, Reason
+from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
 from headrace.control.resources import Replica, ReplicaState, Revision
 from headrace.control.router_capacity import RevisionCapacity
@@ -55,6 +57,26 @@ class Demand:
     """Prompt and output, estimated."""
     size: int
     """Bytes of its input, and of output that may wait for its reader."""
+    tenant: str = ""
+    weight: float = 1.0
+    """Its tenant's."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What requests that run have taken."""
+
+    requests: int = 0
+    tokens: int = 0
+    size: int = 0
+
+    def add(self, demand: Demand, sign: int = 1) -> None:
+        self.requests += sign
+        self.tokens += sign * demand.tokens
+        self.size += sign * demand.size
+
+
+_NOTHING = _Held()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,8 @@ class _Revision:
     capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
     requests: int = 0
     tokens: int = 0
+    tenants: dict[str, _Held] = field(default_factory=dict)
+    """Those that hold something."""
     offered: SlidingCount = field(default_factory=lambda: SlidingCount(DEMAND_S))
     """What came, refused or not."""
     refusing: dict[str, _Report] = field(default_factory=dict)
@@ -107,6 +131,9 @@ class RouterAdmission:
         self.refused: Counter[str] = Counter()
         """Refusals, by bound."""
         self._random = random
+        self._tenants: dict[str, _Held] = {}
+        """Those that hold something, over all revisions."""
+        self._rooms = {priority: FairRoom() for priority in Priority}
         self._revisions: dict[str, _Revision] = {}
         self._revision_of: dict[str, str] = {}
         """By usable replica."""
@@ -192,21 +219,26 @@ class RouterAdmission:
         share = SHARES[demand.priority]
         state = self._revisions.setdefault(demand.revision, _Revision())
         state.offered.add(now)
-        self._check("requests", demand, self.requests, 1, self.requests_max * share)
+        is_shared = self._rooms[demand.priority].asks(demand.tenant, now)
+        own = self._tenants.get(demand.tenant, _NOTHING) if is_shared else _NOTHING
+        self._check("requests", demand, self.requests, 1, self.requests_max * share, own.requests)
         if self.tokens_max:
-            self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share)
+            self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share, own.tokens)
         held = self.input_bytes + self.buffered_bytes
-        self._check("bytes", demand, held, demand.size, self.bytes_max * share)
+        self._check("bytes", demand, held, demand.size, self.bytes_max * share, own.size)
         if state.capacity.replicas:  # where there is nobody, placement says why
             allowed = state.capacity.allowed(now)
-            self._check("requests", demand, state.requests, 1, allowed.requests * share, state)
-            self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, state)
+            own = state.tenants.get(demand.tenant, _NOTHING) if is_shared else _NOTHING
+            self._check("requests", demand, state.requests, 1, allowed.requests * share, own.requests, state)
+            self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, own.tokens, state)
             self._check_replicas(demand, state, now)
         self.requests += 1
         self.tokens += demand.tokens
         self.input_bytes += demand.size
         state.requests += 1
         state.tokens += demand.tokens
+        for tenants in (self._tenants, state.tenants):
+            tenants.setdefault(demand.tenant, _Held()).add(demand)
 
     def release(self, demand: Demand) -> None:
         """A request that was taken in is over."""
@@ -217,6 +249,10 @@ class RouterAdmission:
         self.input_bytes -= demand.size
         state.requests -= 1
         state.tokens -= demand.tokens
+        for tenants in (self._tenants, state.tenants):
+            tenants[demand.tenant].add(demand, -1)
+            if not tenants[demand.tenant].requests:
+                del tenants[demand.tenant]
 
     def withdraw(self, demand: Demand, now: float) -> None:
         """Take back that a request was taken in: it was only asked whether it may be."""
@@ -246,14 +282,27 @@ class RouterAdmission:
         return sum(state.capacity.shocks for state in self._revisions.values())
 
     def _check(
-        self, bound: str, demand: Demand, held: int, more: int, limit: float, state: _Revision | None = None
+        self,
+        bound: str,
+        demand: Demand,
+        held: int,
+        more: int,
+        limit: float,
+        own: int,
+        state: _Revision | None = None,
     ) -> None:
-        if not held or held + more <= math.ceil(limit):
+        """Refuse what is above a limit; `own`: of what is held, the tenant's, where others ask, too."""
+        is_over = held > 0 and held + more > math.ceil(limit)
+        if not is_over and has_share(own, more, math.ceil(limit) - held, demand.weight):
             return
         wait_s = RETRY_S
         if state is not None:
             wait_s = min((r.queue_wait_s for r in state.refusing.values()), default=RETRY_S)
-        raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
+        if is_over:
+            raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
+        raise self._refusal(
+            "share", demand, wait_s, limit=math.ceil(limit), current=held, tenantCurrent=str(own), of=bound
+        )
 
     def _check_replicas(self, demand: Demand, state: _Revision, now: float) -> None:
         if len(state.refusing) < len(state.capacity.replicas):
@@ -270,7 +319,7 @@ class RouterAdmission:
                 current=len(state.refusing),
             )
 
-    def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int) -> Failure:
+    def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int, **more: str) -> Failure:
         self.refused[bound] += 1
         return Failure(
             Reason.OVERLOADED,
@@ -282,6 +331,7 @@ class RouterAdmission:
                 "current": str(current),
                 "priority": demand.priority.name,
                 "revision": demand.revision,
+                **more,
             },
             retry_after_s=self.retry_s(wait_s),
         )
@@ -291,6 +341,7 @@ _WORDS: Mapping[str, str] = {
     "requests": "As many requests run as may at this priority; try again shortly.",
     "tokens": "The requests that run have reserved all tokens that they may; try again shortly.",
     "bytes": "This Router holds as many bytes as it may; try again shortly, or another one.",
+    "share": "What is left is for tenants that hold less; try again shortly.",
     "replicas": "All replicas of the model refuse more at present; try again shortly.",
 }
 

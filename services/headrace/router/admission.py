@@ -184,6 +184,8 @@ def demand_of(plan: Plan) -> Demand:
         priority=priority_of(generate),
         tokens=min(prompt + output, plan.revision.execution.context_tokens),
         size=size + buffer,
+        tenant=plan.caller.tenant.name,
+        weight=plan.caller.tenant.weight,
     )
 
 
