@@ -120,6 +120,7 @@ class InferenceService:
         self.sessions.sweep()
         self.admission.tend(self.sessions)
         self.quotas.tend()
+        self.sessions.retrying.tend()
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
