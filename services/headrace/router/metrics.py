@@ -74,6 +74,7 @@ class RouterMetrics:
         self.snapshot_age = prom.Gauge("snapshot_age_seconds", "Time since the store was last heard.", **make)
         self.writes = 0
         self.wakeups = 0
+        self.foreknown = 0
         self.late_messages = 0
         self.acknowledgements = 0
         self.resumes = 0
@@ -86,6 +87,7 @@ class RouterMetrics:
         self.inventory_unknown = 0
         for name, text in (
             ("writes", "Events written to clients."),
+            ("foreknown", "Requests refused without asking: all replicas had just said that such ones wait too long."),
             ("wakeups", "Wake-ups of request tasks."),
             ("relays_out", "Streams to other Routers, for calls with a key that is used here."),
             ("idempotency_writes_lost", "Records of keys that could not be closed or deleted; they expire."),

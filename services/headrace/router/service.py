@@ -16,6 +16,7 @@ from headrace.control.request import CONFIRM_S
 from headrace.router.admission import Admission
 from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
+from headrace.router.foreknown import Foreknown
 from headrace.router.idempotency import Keys
 from headrace.router.identity import Identities
 from headrace.router.metrics import RouterMetrics
@@ -57,6 +58,7 @@ class InferenceService:
         self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
+        self.sessions.foreknown = Foreknown(self.admission.core.retry_s)
         self._usage = UsageReport(metrics.registry, logs=settings.usage_log)
         tenant_metrics = TenantMetrics(metrics.registry, settings.tenant_labels_max)
         self.quotas = TenantQuotas(routes, tenant_metrics, lambda: self.admission.routers)
@@ -121,6 +123,8 @@ class InferenceService:
         self.admission.tend(self.sessions)
         self.quotas.tend()
         self.sessions.retrying.tend()
+        if self.sessions.foreknown is not None:
+            self._metrics.foreknown = self.sessions.foreknown.core.refused
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)

@@ -24,6 +24,7 @@ from headrace.control.router_admission import Demand
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
 from headrace.router.admission import Admission, demand_of
+from headrace.router.foreknown import Foreknown
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
 from headrace.router.quotas import TenantQuotas
@@ -72,6 +73,8 @@ class Sessions:
         self.idle.set()
         self.admission: Admission | None = None
         """Decides whether a request is taken in; None: all are."""
+        self.foreknown: Foreknown | None = None
+        """Knows what Schedulers would refuse; None: they are asked."""
         self.quotas: TenantQuotas | None = None
         """Decides whether its tenant may; None: all may."""
         self._settings = settings
@@ -132,6 +135,8 @@ class Sessions:
     def _take(self, plan: Plan) -> tuple[Charge | None, Demand | None]:
         charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
         try:
+            if self.foreknown is not None:
+                self.foreknown.check(plan)
             demand = self.admission.take(plan) if self.admission is not None else None
         except Failure:
             if self.quotas is not None and charge is not None:
@@ -239,6 +244,8 @@ class Sessions:
     def on_over(self, session: Session) -> None:
         """See Owner."""
         self._free(session)
+        if self.foreknown is not None:
+            self.foreknown.learn(session)
         self._tell_over(session)
 
     def _free(self, session: Session) -> None:
