@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 from headrace.control.errors import Failure, Reason
 from headrace.control.known_waits import Asked, KnownWaits
-from headrace.control.resources import ReplicaState
+from headrace.control.resources import Replica
 from headrace.router.admission import demand_of
 from headrace.router.plan import Plan
 from headrace.router.session import Session
@@ -34,8 +34,7 @@ class Foreknown:
         """
         if not len(self.core):
             return
-        replicas = plan.snapshot.replicas_of.get(plan.revision.name, ())
-        ready = [replica.name for replica in replicas if replica.state is ReplicaState.READY]
+        ready = _Names(plan.snapshot.ready_of.get(plan.revision.name, ()))
         wait_s = self.core.refuses(_asked(plan), ready, time.monotonic())
         if wait_s is not None:
             raise Failure(
@@ -69,6 +68,22 @@ class Foreknown:
                     retry_after_s=failure.retry_after_s or 0.0,
                     now=time.monotonic(),
                 )
+
+
+class _Names(Collection[str]):
+    """Names of replicas, of which there may be thousands: nothing is made of them before it is asked for."""
+
+    def __init__(self, replicas: tuple[Replica, ...]) -> None:
+        self._replicas = replicas
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __iter__(self) -> Iterator[str]:
+        return (replica.name for replica in self._replicas)
+
+    def __contains__(self, name: object) -> bool:
+        return any(replica.name == name for replica in self._replicas)
 
 
 def _asked(plan: Plan) -> Asked:
