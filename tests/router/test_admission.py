@@ -135,6 +135,7 @@ async def test_what_all_replicas_have_just_refused_is_refused_here_and_nothing_e
         async with holding(h, 1, max_tokens=8):
             pass
         await until(lambda: metric(h, "foreknown_count") == 1)
+        assert h.service.admission.core.demand(time.monotonic()) == {REVISION.name: 5}, "it is demand all the same"
         assert h.service.admission.core.held() == (0, 0)
 
 

@@ -210,6 +210,12 @@ class RouterAdmission:
 
     # Requests
 
+    def came(self, revision: str, now: float) -> _Revision:
+        """Count a request as demand; `admit` does it itself."""
+        state = self._revisions.setdefault(revision, _Revision())
+        state.offered.add(now)
+        return state
+
     def admit(self, demand: Demand, now: float) -> None:
         """Take a request in; `release` gives back what it takes.
 
@@ -217,8 +223,7 @@ class RouterAdmission:
             Failure: OVERLOADED, with the bound, its limit and what is held.
         """
         share = SHARES[demand.priority]
-        state = self._revisions.setdefault(demand.revision, _Revision())
-        state.offered.add(now)
+        state = self.came(demand.revision, now)
         is_shared = self._rooms[demand.priority].asks(demand.tenant, now)
         own = self._tenants.get(demand.tenant, _NOTHING) if is_shared else _NOTHING
         self._check("requests", demand, self.requests, 1, self.requests_max * share, own.requests)

@@ -135,14 +135,22 @@ class Sessions:
     def _take(self, plan: Plan) -> tuple[Charge | None, Demand | None]:
         charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
         try:
-            if self.foreknown is not None:
-                self.foreknown.check(plan)
+            self._check_foreknown(plan)
             demand = self.admission.take(plan) if self.admission is not None else None
         except Failure:
             if self.quotas is not None and charge is not None:
                 self.quotas.drop(charge)
             raise
         return charge, demand
+
+    def _check_foreknown(self, plan: Plan) -> None:
+        try:
+            if self.foreknown is not None:
+                self.foreknown.check(plan)
+        except Failure:
+            if self.admission is not None:
+                self.admission.core.came(plan.revision.name, time.monotonic())
+            raise
 
     def find(self, name: str, tenant: str) -> Session | pb.Request:
         """A request by name: the session, or the record of one that is only remembered.
