@@ -28,6 +28,8 @@ BYTES_PER_TOKEN = 4
 """Of a text prompt; what it has in truth is known once an engine has cut it."""
 BUFFER_BYTES_PER_TOKEN = 16
 """Of output that waits for its reader: text and id; as much again for each alternative with its logprob."""
+NEEDED_S = 1.0
+"""How often it is told how many replicas are needed."""
 ROUTERS_S = 5.0
 """How often the number of Routers is taken over: the most that any Scheduler has told in this time."""
 
@@ -50,6 +52,7 @@ class Admission:
         self._routers = 1
         self._routers_told = 1
         self._routers_at = 0.0
+        self._needed_at = 0.0
         routes.load_listeners.append(self.on_load)
 
     def take(self, plan: Plan) -> Demand:
@@ -130,7 +133,9 @@ class Admission:
         self.refresh(now)
         self.core.buffered_bytes = sum(session.log.size for session in sessions if session.log is not None)
         self._metrics.take(self.core, now)
-        self._metrics.needed(self._needed(now))
+        if now - self._needed_at >= NEEDED_S:
+            self._needed_at = now
+            self._metrics.needed(self._needed(now))
 
     def _needed(self, now: float) -> dict[str, float]:
         """Replicas, by model, that what comes here needs."""
