@@ -19,6 +19,7 @@ from headrace.control.errors import Failure, Reason
 from headrace.control.known_waits import HOLD_MAX_S
 from headrace.control.router_admission import SHARES, Priority
 from headrace.control.router_capacity import HEADROOM
+from headrace.router.demands import Demand, demand_of
 from headrace.rpc import status
 
 from .harness import REVISION, Harness, collect, failure, running, until
@@ -137,6 +138,21 @@ async def test_what_all_replicas_have_just_refused_is_refused_here_and_nothing_e
         await until(lambda: metric(h, "foreknown_count") == 1)
         assert h.service.admission.core.demand(time.monotonic()) == {REVISION.name: 5}, "it is demand all the same"
         assert h.service.admission.core.held() == (0, 0)
+
+
+async def test_nothing_is_made_of_the_prompt_of_a_request_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(generate: pb.GenerateRequest, *rest: Any) -> Demand:
+        made.append(generate.prompt)
+        return demand_of(generate, *rest)
+
+    monkeypatch.setattr("headrace.router.plan.demand_of", counted)
+    async with running(requests_max=2) as h, holding(h, 2, prompt="taken", priority=pb.PRIORITY_CRITICAL):
+        await refused(h, prompt="refused", priority=pb.PRIORITY_CRITICAL)
+    async with running(tokens_max=100) as h, holding(h, 3, prompt="taken", max_tokens=25):
+        await refused(h, prompt="refused", max_tokens=25)
+    assert made == ["taken"] * 5, "and once each"
 
 
 async def test_events_that_wait_for_a_reader_are_bytes() -> None:
