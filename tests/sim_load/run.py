@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,18 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from sim_load.outcome import Aim, Outcome, aims, simulate  # noqa: E402
-from sim_load.scenarios import GROUPS, compared  # noqa: E402
+from sim_load.scenarios import GROUPS, compared, quick  # noqa: E402
 from sim_load.world import Scenario  # noqa: E402
 
 REPORT = ROOT / "build" / "reports" / "sim_load.json"
-QUICK = 0.5
-"""Of the time, with a quarter of the replicas."""
 console = Console(width=None if sys.stdout.isatty() else 190, highlight=False)
-
-
-def shortened(scenario: Scenario) -> Scenario:
-    """The same in a smaller fleet."""
-    return replace(scenario, per_scheduler=2)
 
 
 def table_of(title: str, outcomes: list[Outcome], best: float) -> Table:
@@ -90,7 +82,7 @@ def run(seed: int, wanted: list[str], *, is_quick: bool) -> list[Outcome]:
         found = []
         for scenario in chosen:
             with console.status(f"{title}: {scenario.name}, {scenario.policy}"):
-                found.append(simulate(shortened(scenario) if is_quick else scenario, seed))
+                found.append(simulate(quick(scenario) if is_quick else scenario, seed))
         everything.extend(found)
         return found
 
@@ -111,7 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="runs with one of these in the name")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the replicas")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the replicas, and no documents")
     parser.add_argument("--list", action="store_true", help="print the names")
     arguments = parser.parse_args()
     if arguments.list:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from headrace.control.tenants import Tenant
 from sim_load.clients import NAIVE_RESENDS
 from sim_load.policies import POLICIES
-from sim_load.traffic import GREEDY, PREFIXED
-from sim_load.world import Scenario
+from sim_load.traffic import GREEDY, ONE_PRIORITY, PREFIXED, SHORT, TENANTS, USUAL
+from sim_load.world import REPORT_S, Scenario
 
 FIVE_TIMES_SLOWER = {0: 5.0}
+MODEST = tuple(tenant for tenant in TENANTS if tenant != GREEDY)
 LOADS = (0.5, 0.8, 1.0, 3.0, 10.0)
 
 
@@ -32,14 +33,22 @@ STALE = Scenario("reports 2 s old", 0.9, report_s=2.0)
 PREFIX = Scenario("shared prefixes", 1.1, kinds=PREFIXED)
 ZONE = Scenario("zone lost, back", 0.7, seconds=40.0, zone_lost=(12.0, 22.0))
 OUTAGE = Scenario("full outage", 0.8, outage=(10.0, 30.0))
+ALL_ASK_TOO_MUCH = Scenario("1.5 by each, 15 by one", 1.5, priorities=ONE_PRIORITY, share_of=_greedy)
+"""All at one priority: tenants share within each, and what is asked at a higher one comes first, whoever asks."""
 
 GROUPS: dict[str, list[Scenario]] = {
     "load": [steady(load) for load in LOADS] + [replace(steady(3.0), name="3x, waits of 60 s allowed", queue_s=60.0)],
     "bursts": [Scenario("bursts of 3x", 0.8, share_of=_bursts)],
     "a greedy tenant": [
-        Scenario("10 shares asked", 0.9, share_of=_greedy),
+        Scenario("10 shares asked by one", 0.9, share_of=_greedy, equal=MODEST),
+        ALL_ASK_TOO_MUCH,
+        replace(ALL_ASK_TOO_MUCH, name="the same, waits of 60 s allowed", queue_s=60.0),
         Scenario(
-            "limited to 100,000 tokens/min", 0.9, share_of=_greedy, tenants=(Tenant(GREEDY, tokens_per_minute=100_000),)
+            "it is limited to 100,000 tokens/min",
+            0.9,
+            share_of=_greedy,
+            equal=MODEST,
+            tenants=(Tenant(GREEDY, tokens_per_minute=100_000),),
         ),
     ],
     "retry storm": [
@@ -59,6 +68,7 @@ GROUPS: dict[str, list[Scenario]] = {
         replace(STALE, name="2 s late, unknown to Routers", report_s=0.2, late_s=2.0),
     ],
 }
+BY_NAME = {scenario.name: scenario for scenarios in GROUPS.values() for scenario in scenarios}
 COMPARED = (SLOW, STALE, PREFIX, ZONE)
 """What each policy of routing is compared in."""
 
@@ -68,3 +78,11 @@ def compared() -> dict[str, list[Scenario]]:
     return {
         scenario.name: [scenario, *(replace(scenario, policy=policy) for policy in POLICIES)] for scenario in COMPARED
     }
+
+
+def quick(scenario: Scenario) -> Scenario:
+    """The same with a quarter of the replicas. Without documents, of which so small a fleet gets too few to compare."""
+    kinds = SHORT if scenario.kinds is USUAL else scenario.kinds
+    takes_time = scenario.zone_lost or scenario.outage or scenario.report_s > REPORT_S
+    seconds = scenario.seconds if takes_time else min(scenario.seconds, 20.0)
+    return replace(scenario, per_scheduler=2, kinds=kinds, seconds=seconds)

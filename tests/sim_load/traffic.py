@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.control.filters import Demand
@@ -17,7 +17,13 @@ TENANTS = tuple(f"tenants/t{n}" for n in range(10))
 GREEDY = TENANTS[0]
 PREFIXES = 48
 PREFIX_TOKENS = 1_536
-PRIORITIES = {Priority.CRITICAL: 0.05, Priority.STANDARD: 0.75, Priority.BATCH: 0.15, Priority.SHEDDABLE: 0.05}
+PRIORITIES: Mapping[Priority, float] = {
+    Priority.CRITICAL: 0.05,
+    Priority.STANDARD: 0.75,
+    Priority.BATCH: 0.15,
+    Priority.SHEDDABLE: 0.05,
+}
+ONE_PRIORITY: Mapping[Priority, float] = {Priority.STANDARD: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ CHAT = Kind("chat", 0.65, (30, 400), (20, 200), 256, 30.0)
 LOOKUP = Kind("lookup", 0.25, (20, 200), (10, 60), 64, 15.0)
 DOCUMENT = Kind("document", 0.10, (2_000, 8_000), (80, 400), 512, 90.0)
 USUAL = (CHAT, LOOKUP, DOCUMENT)
+SHORT = (CHAT, LOOKUP)
 PREFIXED = (Kind("assistant", 1.0, (20, 200), (10, 120), 128, 30.0),)
 """Each behind one of PREFIXES beginnings."""
 
@@ -89,12 +96,20 @@ class Traffic:
     Args:
         seed: of all draws.
         kinds: what is asked for.
+        priorities: shares of what is asked for.
         routers: how many the callers spread over.
     """
 
-    def __init__(self, seed: int, kinds: tuple[Kind, ...] = USUAL, routers: int = 4) -> None:
+    def __init__(
+        self,
+        seed: int,
+        kinds: tuple[Kind, ...] = USUAL,
+        priorities: Mapping[Priority, float] = PRIORITIES,
+        routers: int = 4,
+    ) -> None:
         self._rng = random.Random(seed)
         self._kinds = kinds
+        self._priorities = priorities
         self._routers = routers
 
     def calls(self, rate: float, seconds: float, share_of: Callable[[str, float], float]) -> list[Call]:
@@ -121,7 +136,7 @@ class Traffic:
         """One call."""
         rng = self._rng
         (kind,) = rng.choices(self._kinds, [k.share for k in self._kinds])
-        (priority,) = rng.choices(tuple(PRIORITIES), tuple(PRIORITIES.values()))
+        (priority,) = rng.choices(tuple(self._priorities), tuple(self._priorities.values()))
         prefix = 0
         prompt = self._between(*kind.prompt)
         if self._kinds is PREFIXED:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from headrace.control.priority import Priority
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.control.tenants import Tenant, unlimited
@@ -18,7 +19,7 @@ from sim_load.policies import POLICIES
 from sim_load.router import Router
 from sim_load.scheduler import Report, Scheduler
 from sim_load.tally import Tally
-from sim_load.traffic import TENANTS, USUAL, Call, Kind, Traffic
+from sim_load.traffic import PRIORITIES, TENANTS, USUAL, Call, Kind, Traffic
 
 ROUTERS = 4
 ZONES = ("a", "b", "c", "d")
@@ -46,6 +47,7 @@ class Scenario:
     """How long calls come."""
     warm_s: float = 8.0
     kinds: tuple[Kind, ...] = USUAL
+    priorities: Mapping[Priority, float] = field(default_factory=lambda: PRIORITIES)
     share_of: Callable[[str, float], float] = _always
     """How many times its usual share a tenant asks for, at a time."""
     policy: str = "headrace"
@@ -63,6 +65,8 @@ class Scenario:
     """When the last zone goes, and when it is back."""
     outage: tuple[float, float] | None = None
     """While every attempt fails."""
+    equal: tuple[str, ...] = TENANTS
+    """Tenants that are entitled to as much as each other and ask for as much, or for more than that."""
     tenants: tuple[Tenant, ...] = ()
     """Those with limits; the others have none."""
     per_scheduler: int = 8
