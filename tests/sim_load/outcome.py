@@ -14,6 +14,7 @@ from sim_load.world import Scenario, World, capacity
 
 GOODPUT_SHARE = 0.95
 JAIN = 0.95
+ROUTING_SHARE = 0.95
 AMPLIFICATION = 1.1
 FAIR = ("3x", "10x", "10 shares asked by one")
 JAIN_OF_ALL = 0.6
@@ -155,6 +156,11 @@ def aims(outcomes: list[Outcome]) -> list[Aim]:
         if one.scenario.startswith("full outage")
         for is_met in (1.0 <= one.attempts_per_request <= AMPLIFICATION,)
     ]
+    for scenario in {one.scenario: None for one in outcomes if one.policy != "headrace"}:
+        best = max(one.goodput_tokens for one in outcomes if one.scenario == scenario and one.policy != "headrace")
+        share = ours[scenario].goodput_tokens / best if best and scenario in ours else 0.0
+        name = f"goodput of our routing, of the best other's: {scenario}"
+        found.append(Aim(name, f"{share:.1%}", share >= ROUTING_SHARE))
     broken = [f"{one.scenario}, {one.policy}: {text}" for one in outcomes for text in one.broken]
     drift = max((one.drift for one in outcomes), default=0)
     found.append(Aim("nothing lost or counted twice", broken[0] if broken else "all books empty", not broken))

@@ -9,6 +9,7 @@ from headrace.control.attempt_log import AttemptCause
 from headrace.control.credit import CreditWindow
 from headrace.control.deadlines import Budget
 from headrace.control.errors import Failure, Reason
+from headrace.control.known_waits import Asked
 from headrace.control.lifecycle import Finish
 from headrace.control.quota import Charge
 from headrace.control.request import RequestMachine, Terms
@@ -39,6 +40,8 @@ class Request:
         self.received_at = router.clock.now
         self.demand = call.demand
         self.where: dict[int, Scheduler] = {}
+        self.too_long: list[tuple[int, Failure]] = []
+        """Attempts that Schedulers refused for their foreseen wait."""
         self.machine: RequestMachine | None = None
         self.is_over = False
         self._tenant = tenant
@@ -61,6 +64,7 @@ class Request:
         router, now = self.router, self.router.clock.now
         charge = router.quotas.admit(self._tenant, self._admission.tokens, router.routers, now)
         try:
+            self._check_known_waits()
             router.admission.admit(self._admission, now)
         except Failure:
             router.quotas.cancel(charge, now)
@@ -80,6 +84,42 @@ class Request:
         clock = router.clock
         clock.at(now + router.queue_s + _TIMER_SLACK_S, self.tick)
         clock.at(now + self.call.deadline_s + _TIMER_SLACK_S, self.tick)
+
+    @property
+    def _asked(self) -> Asked:
+        call, admission = self.call, self._admission
+        return Asked(REVISION.name, call.tenant, call.priority, admission.tokens, self.received_at + call.deadline_s)
+
+    def _check_known_waits(self) -> None:
+        """As headrace.router.foreknown."""
+        router = self.router
+        assert router.snapshot is not None
+        if not len(router.known_waits):
+            return
+        ready = [r.name for r in router.snapshot.ready_of[REVISION.name]]
+        wait_s = router.known_waits.refuses(self._asked, ready, router.clock.now)
+        if wait_s is not None:
+            raise Failure(
+                Reason.OVERLOADED,
+                "It would wait longer than it may, as each replica has just said.",
+                metadata={"stage": "router", "bound": "wait"},
+                retry_after_s=router.admission.retry_s(wait_s),
+            )
+
+    def _learn_waits(self) -> None:
+        machine = self._machine
+        if machine.sequence:
+            return
+        replica_of = {one.token: one.replica for one in machine.attempted}
+        for token, failure in self.too_long:
+            self.router.known_waits.learn(
+                self._asked,
+                replica_of[token],
+                expected_s=float(failure.metadata["expectedMs"]) / 1000,
+                limit_s=float(failure.metadata["limitMs"]) / 1000,
+                retry_after_s=failure.retry_after_s or 0.0,
+                now=self.router.clock.now,
+            )
 
     def _send(self, replica: Replica, cause: AttemptCause, *, is_charged: bool) -> None:
         machine, router, call = self._machine, self.router, self.call
@@ -173,6 +213,7 @@ class Request:
         if step is Step.WAIT and machine.retry_at is not None:
             clock.at(machine.retry_at + _TIMER_SLACK_S, self._look)
         if step is Step.OVER and machine.is_over:
+            self._learn_waits()
             self._release()
             self.caller.ended(self)
 

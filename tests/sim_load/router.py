@@ -13,6 +13,7 @@ from headrace.control.backoff import Retries, has_time_for
 from headrace.control.errors import Failure, Reason
 from headrace.control.filters import Demand as RoutingDemand
 from headrace.control.holdings import ResourceLedger
+from headrace.control.known_waits import KnownWaits
 from headrace.control.lifecycle import Finish
 from headrace.control.load_view import ReplicaReport
 from headrace.control.outliers import Health
@@ -88,6 +89,7 @@ class Router:
         self.routing = Routing()
         self.quotas = Quotas()
         self.admission = RouterAdmission(requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random)
+        self.known_waits = KnownWaits()
         self.budget = RetryBudget()
         self.retries = Retries(self.budget, rng.random)
         self.resources = ResourceLedger()
@@ -274,8 +276,10 @@ class Router:
             self.routing.first_output(token, self.clock.now)
             owner.on_output(token, tokens)
 
-    def on_ended(self, token: int, version: int, end: AttemptEnd) -> None:
+    def on_ended(self, token: int, version: int, end: AttemptEnd, failure: Failure | None) -> None:
         owner = self.owners.pop(token, None)
         if owner is not None:
+            if failure is not None and failure.metadata.get("stage") == "wait":
+                owner.too_long.append((token, failure))
             self.routing.ended(token, end.reason, self.clock.now)
             owner.on_ended(token, version, end)

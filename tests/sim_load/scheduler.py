@@ -84,7 +84,7 @@ class Scheduler:
         try:
             self.ledger.dispatch(wanted, now, sequence)
         except Failure as failure:
-            self._tell_end(wanted.session, wanted.token, wanted.record_version, _refused(failure))
+            self._tell_end(wanted.session, wanted.token, wanted.record_version, _refused(failure), failure)
         else:
             if wanted.is_extra:
                 self._extra.add(now)
@@ -172,12 +172,14 @@ class Scheduler:
 
     def _tell_end_here(self, attempt: Attempt, failure: Failure | None) -> None:
         end = _refused(failure) if failure is not None else AttemptEnd(Finish.CANCELLED, output_tokens=0)
-        self._tell_end(attempt.session, attempt.token, attempt.record_version, end)
+        self._tell_end(attempt.session, attempt.token, attempt.record_version, end, failure)
 
-    def _tell_end(self, session: int, token: int, version: int, end: AttemptEnd) -> None:
+    def _tell_end(
+        self, session: int, token: int, version: int, end: AttemptEnd, failure: Failure | None = None
+    ) -> None:
         self.told_ends += 1
         if router := self.routers.get(session):
-            self.clock.after(self.delay_s[session], router.on_ended, token, version, end)
+            self.clock.after(self.delay_s[session], router.on_ended, token, version, end, failure)
 
     # Load and time
 
