@@ -17,6 +17,7 @@ from bench.contract_slow import percentile
 from rich.console import Group
 from rich.table import Table
 
+from headrace.control.priority import Priority
 from overload import truth
 from overload.generator import Job
 from overload.rig import ALIAS, SERVICE_S, SLO_S, SLOTS, TENANT_KEY, TOKENS, WORKERS, OverloadRig
@@ -133,6 +134,7 @@ def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: floa
         "calls": len(calls),
         "accepted": len(taken),
         "refused": dict(refused.most_common()),
+        "by_priority": _by_priority(requests),
         "ends": dict(Counter(request["end"] for request in requests).most_common()),
         "goodput": good / (seconds - RAMP_S),
         "ttft_s": {name: spread(values) for name, values in ttft.items()},
@@ -146,6 +148,17 @@ def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: floa
         "broken": [request["broken"] for request in requests if request["broken"]],
         "loadavg": os.getloadavg()[0],
     }
+
+
+def _by_priority(requests: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """What was asked for, what ended well, and what waited in vain before it was refused."""
+    found = {priority.name: Counter[str]() for priority in reversed(Priority)}
+    for request in requests:
+        counts = found[Priority(request["priority"]).name]
+        counts["asked"] += 1
+        counts["well"] += request["end"] == "LENGTH"
+        counts["late"] += request["end"].startswith("refused") and not _is_at_once(request["end"])
+    return {name: {key: counts[key] for key in ("asked", "well", "late")} for name, counts in found.items()}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -196,14 +209,14 @@ def _rows(found: list[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-_CALLERS = {"once": "no retries", "naive": "naive retries"}
+_CALLERS = {"once": "once", "naive": "naive"}
 
 
 def _table(found: list[dict[str, Any]]) -> Group:
     table = Table(
-        "load", "callers", "requests", "calls", "accepted", "refused at once", "late", "refuse p50/p99, ms",
-        "apart p50/p99, ms", "Router p50/p99 <=, ms", "goodput/s", "TTFT p50/p99, s", "Router CPU, ms a call",
-        "load average",
+        "load", "callers", "requests", "calls", "accepted", "refused", "late", "refuse, ms", "apart, ms", "Router, ms",
+        "goodput/s", "TTFT, s", "CPU, ms", "load avg",
+        caption="pairs are p50 / p99; Router: bounds of its histogram; CPU: of both Routers, for a call",
     )  # fmt: skip
     reasons = Table("load", "callers", "refused, with p50 / p99 of the time to it in ms")
     for one in found:
@@ -219,7 +232,12 @@ def _table(found: list[dict[str, Any]]) -> Group:
         told = [f"{count} {said} ({_pair(one['refuse_ms_by'][said], 0)})" for said, count in one["refused"].items()]
         if told:
             reasons.add_row(*where, "; ".join(told))
-    return Group(table, reasons)
+    names = list(found[0]["by_priority"])
+    priorities = Table("load", "callers", *(f"{name}: asked, well, in vain" for name in names))
+    for one in found:
+        cells = ["{asked}, {well}, {late}".format(**one["by_priority"][name]) for name in names]
+        priorities.add_row(f"{one['load']:g}x", _CALLERS[one["callers"]], *cells)
+    return Group(table, priorities, reasons)
 
 
 def _pair(values: dict[str, float], digits: int) -> str:

@@ -85,7 +85,7 @@ def test_a_stream_that_breaks_the_contract_is_noticed(told: tuple[tuple[int, str
 
 
 def test_what_is_left_is_missed() -> None:
-    before = Held({}, {"r1 tasks": 25.0, "r1 retry budget": 1.0, "r1 memory, MiB": 60.0})
+    before = Held({}, {"r1 tasks": 25.0, "r1 retry budget": 9.0, "r1 memory, MiB": 60.0})
     rows = truth.rows(before, Held({"r1 requests_active": 0.0}, dict(before.levels)), 1.0)
     assert all(met for *_, met in rows)
     worse = {"r1 tasks": 28.0, "r1 retry budget": 0.5, "r1 memory, MiB": 80.0}
