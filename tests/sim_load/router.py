@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,7 +103,6 @@ class Router:
         self._choose = choose
         self._waits: dict[str, tuple[float, float]] = {}
         self._seen: tuple[object, ...] = ()
-        self._names = itertools.count(1)
 
     # What there is
 
@@ -238,9 +236,8 @@ class Router:
 
     def send(self, wanted: Dispatched, owner: Request, demand: RoutingDemand, put: Callable[[Scheduler], None]) -> None:
         """Send an attempt to its Scheduler."""
-        assert self.snapshot is not None
         now = self.clock.now
-        replica = self.replica(wanted.replica)
+        replica = self._replica(wanted.replica)
         link = self.links[replica.endpoint]
         self.attempts += 1
         self.owners[wanted.token] = owner
@@ -257,7 +254,7 @@ class Router:
             delay_s = self.links[scheduler.endpoint].delay_s
             self.clock.after(delay_s, scheduler.cancel, token, self.session, cause)
 
-    def replica(self, name: str) -> Replica:
+    def _replica(self, name: str) -> Replica:
         """By name."""
         standing = self.routing.loads.standing(name)
         assert standing is not None

@@ -86,10 +86,6 @@ def prefix_blocks(tenant: str, prefix: int) -> tuple[bytes, ...]:
     return text_blocks((text,), salt(tenant, REVISION.name))
 
 
-Rate = Callable[[float], float]
-"""Requests a second of one tenant, at a time, as a share of what is usual."""
-
-
 class Traffic:
     """Draws calls.
 
