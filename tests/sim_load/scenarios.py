@@ -16,7 +16,7 @@ LOADS = (0.5, 0.8, 1.0, 3.0, 10.0)
 
 
 def _bursts(tenant: str, at: float) -> float:
-    """A second of four times the load in each five."""
+    """One second in five has two thirds of all."""
     return 3.2 if at % 5.0 < 1.0 else 0.45
 
 
@@ -38,7 +38,7 @@ ALL_ASK_TOO_MUCH = Scenario("1.5 by each, 15 by one", 1.5, priorities=ONE_PRIORI
 
 GROUPS: dict[str, list[Scenario]] = {
     "load": [steady(load) for load in LOADS] + [replace(steady(3.0), name="3x, waits of 60 s allowed", queue_s=60.0)],
-    "bursts": [Scenario("bursts of 3x", 0.8, share_of=_bursts)],
+    "bursts": [Scenario("bursts of 2.6x", 0.8, share_of=_bursts)],
     "a greedy tenant": [
         Scenario("10 shares asked by one", 0.9, share_of=_greedy, equal=MODEST),
         ALL_ASK_TOO_MUCH,
