@@ -6,8 +6,8 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test lint format protos docs contract sim faults bench-path bench-control clean \
-        images test-containers conformance test-gpu
+.PHONY: help setup setup-dev demo test lint format protos docs contract sim sim-load faults overload bench-path \
+        bench-control clean images test-containers conformance test-gpu
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,14 @@ contract: setup-dev ## Measure slow readers, cancels, killed clients and broken 
 sim: setup-dev ## Run 100,000 seeded simulations of a request's life; ARGS='--seed 7 --trace' tells one
 	PYTHONPATH=tests $(BIN)/python -m sim $(ARGS)
 
+sim-load: setup-dev ## Simulate a fleet of 64 replicas under overload, storms, faults and old news; ARGS='--only greedy' for some
+	$(BIN)/python tests/sim_load/run.py $(ARGS)
+
 faults: setup-dev ## Break etcd, the network, the leader and the clock under load; ARGS='--only killed' for some
 	$(BIN)/python tests/faults/run.py $(ARGS)
+
+overload: setup-dev ## Offer ten times the capacity, kill parts meanwhile, send duplicates; ARGS='--quick' is shorter
+	$(BIN)/python tests/overload/run.py $(ARGS)
 
 bench-control: setup-dev ## Measure what a change of the control plane costs, and how soon all readers run it
 	$(BIN)/python tests/bench/bench_control.py

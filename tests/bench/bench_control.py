@@ -17,10 +17,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import json
-import random
 import resource
 import statistics
 import sys
@@ -36,14 +34,11 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from bench.route_decisions import decisions  # noqa: E402
 from headrace.adapters import shard_codec  # noqa: E402
 from headrace.adapters.etcd import EtcdStore  # noqa: E402
 from headrace.adapters.etcd_settings import EtcdConfig  # noqa: E402
 from headrace.adapters.route_codec import alias_to_proto, replica_to_proto, revision_to_proto  # noqa: E402
-from headrace.control.filters import Demand  # noqa: E402
-from headrace.control.load_view import ReplicaReport  # noqa: E402
-from headrace.control.placement import resolve_revision  # noqa: E402
-from headrace.control.prefix_index import salt, text_blocks  # noqa: E402
 from headrace.control.resources import (  # noqa: E402
     Alias,
     AliasTarget,
@@ -53,9 +48,6 @@ from headrace.control.resources import (  # noqa: E402
     ReplicaState,
     Revision,
 )
-from headrace.control.revocation import Revocation  # noqa: E402
-from headrace.control.routing import Routing  # noqa: E402
-from headrace.control.snapshot import RoutingSnapshot  # noqa: E402
 from headrace.registry.catalogue import revision_key  # noqa: E402
 from headrace.registry.publisher import Publisher  # noqa: E402
 from headrace.runtime.membership import Membership  # noqa: E402
@@ -296,48 +288,8 @@ async def large(endpoint: str, rounds: int) -> dict[str, float]:
 
 def route(rounds: int) -> dict[str, float]:
     """The cost of one decision: resolve the alias, choose the replica."""
-    revisions, _, made = fleet(1, REPLICAS)
-    replicas = [dataclasses.replace(replica, epoch=1 + n) for n, replica in enumerate(made)]
-    snapshot = RoutingSnapshot(
-        "bench",
-        1,
-        revisions=tuple(revisions),
-        aliases=(Alias("aliases/chat", (AliasTarget(revisions[0].name, 1),)),),
-        replicas=tuple(replicas),
-        revocations=tuple(Revocation(r.name) for r in replicas[:100]),
-    )
-    draw = random.Random(1).random
-    down = {r.endpoint for r in replicas[1000:2000]}
-    routing = Routing()
-    routing.apply(snapshot, 0.0)
-    # One attempt in ten keeps a prompt that many share, and all replicas have reported.
-    prompt = b"You are a helpful assistant. " * 300
-    demands = [
-        Demand(len(prompt), output_tokens=256, blocks=text_blocks([prompt], salt("t", revisions[0].name)), affinity=n)
-        for n in range(2)
-    ]
-    for n, replica in enumerate(replicas):
-        routing.report(replica.name, ReplicaReport(n % 7, n % 3, 8, queue_wait_s=n % 3 / 4), n / REPLICAS)
-        if n % 10 == 0:
-            routing.dispatched(n, replica.name, replica.epoch, replica.revision, demands[0], 1.0)
-            routing.admitted(n, len(prompt) // 4, 0, 1.0)
-    tried = [replicas[5000].name]
-    gc.collect()
-    took = []
-    for n in range(rounds):
-        began = time.perf_counter_ns()
-        revision = resolve_revision(snapshot, "chat", draw)
-        routing.choose(
-            snapshot,
-            revision,
-            demands[n % 2],
-            reachable=lambda endpoint: endpoint not in down,
-            tried=tried,
-            random=draw,
-            now=1.5,
-        )
-        took.append((time.perf_counter_ns() - began) / 1000)
-    return {"replicas": REPLICAS, "decisions": rounds, **_quantiles(took, "us")}
+    revisions, _, replicas = fleet(1, REPLICAS)
+    return {"replicas": REPLICAS, "decisions": rounds, **_quantiles(decisions(revisions[0], replicas, rounds), "us")}
 
 
 def _quantiles(samples: list[float], unit: str) -> dict[str, float]:

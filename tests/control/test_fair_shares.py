@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.control.fair_shares import QUANTUM, RESERVED, PriorityShares, TenantRing
+from headrace.control.fair_shares import AWAY_MAX, QUANTUM, RESERVED, PriorityShares, TenantRing
 from headrace.control.priority import Priority
 
 
@@ -141,3 +141,61 @@ def test_an_idle_priority_saves_up_nothing():
     assert shares.choose({Priority.CRITICAL: 10, Priority.BATCH: 10}) is Priority.BATCH
     shares.forget(Priority.BATCH)
     assert shares.choose({Priority.CRITICAL: 10, Priority.BATCH: 10}) is Priority.CRITICAL
+
+
+def test_one_that_seldom_waits_is_served_before_those_who_always_do():
+    ring = TenantRing()
+    for tenant in ("a", "b", "c"):
+        for number in range(40):
+            ring.put(tenant, Entry(500, number))
+    for _ in range(12):
+        serve(ring)
+    ring.put("seldom", Entry(500, 1000))
+    served = [serve(ring)[0] for _ in range(2)]
+    assert "seldom" in served
+    # At once again it has missed nothing, and takes its turn like everybody.
+    ring.put("seldom", Entry(500, 1001))
+    assert "seldom" not in [serve(ring)[0] for _ in range(2)]
+
+
+def test_what_was_missed_is_worth_one_request_at_most():
+    ring = TenantRing()
+    for number in range(100):
+        ring.put("always", Entry(500, number))
+    ring.put("seldom", Entry(500, 1000))
+    while ring.has("seldom"):
+        serve(ring)
+    for _ in range(40):
+        assert serve(ring)[0] == "always"
+    for number in range(6):
+        ring.put("seldom", Entry(500, 2000 + number))
+    served = [serve(ring)[0] for _ in range(8)]
+    assert 3 <= served.count("seldom") <= 5, "its turn at once, and then every other one"
+
+
+def test_leaving_and_coming_back_gains_nothing():
+    def served_with(tricks):
+        ring = TenantRing()
+        for number in range(60):
+            ring.put("a", Entry(300, number))
+            ring.put("b", Entry(300, 100 + number))
+        found = []
+        for number in range(40):
+            for trick in range(tricks):
+                entry = Entry(300, 1000 + 10 * number + trick)
+                ring.put("b", entry)
+                ring.remove("b", entry)
+            found.append(serve(ring)[0])
+        return found
+
+    assert served_with(3) == served_with(0)
+
+
+def test_memory_of_who_is_away_is_bounded():
+    ring = TenantRing()
+    ring.put("stays", Entry(10, 0))
+    for number in range(AWAY_MAX + 50):
+        entry = Entry(10, number + 1)
+        ring.put(f"t{number}", entry)
+        ring.remove(f"t{number}", entry)
+    assert len(ring._away) == AWAY_MAX

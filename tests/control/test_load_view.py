@@ -92,8 +92,10 @@ def test_an_attempts_time_is_measured_from_admission_and_only_of_those_that_ran(
     loads = view(replica("a"))
     for token, measured in ((1, False), (2, True)):
         loads.begin(token, "replicas/a")
+        if not measured:
+            loads.admitted(token, 10.0)
         loads.end(token, 100.0, is_measured=measured)
-    assert loads.habits(R).service_s == SERVICE_S, "neither said how long the engine had it"
+    assert loads.habits(R).service_s == SERVICE_S, "one said nothing of the worker, the other never began"
     for token in range(3, 103):
         loads.begin(token, "replicas/a")
         loads.admitted(token, 100.0)

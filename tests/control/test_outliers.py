@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.control.errors import Reason
 from headrace.control.outliers import EjectionRules, Health, Outliers
+from support.fleets import Fleet, replica
 
 A = "replicas/a"
 
@@ -150,3 +152,15 @@ def test_never_more_than_the_share_is_out(
         names = [f"replicas/{n}" for n in range(6)]
         assert sum(found.excludes(n, now) for n in names) <= int(share * replicas)
         assert sum(found.health(n, now) is not Health.CLOSED for n in names) == sum(found.out(now).values())
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["replaced", "gone"])
+def test_faults_of_a_process_that_is_no_more_are_held_against_nobody(gone: bool) -> None:
+    fleet = Fleet(*(replica(name) for name in "abcd"))
+    late = [fleet.send("a") for _ in range(9)]
+    fleet.apply(*(replica(name, epoch=8 if name == "a" else 7) for name in "abcd" if name != "a" or not gone), now=1.0)
+    for number, token in enumerate(late):
+        fleet.routing.ended(token, Reason.WORKER_LOST_BEFORE_OUTPUT, 2.0 + number)
+    assert fleet.routing.outliers.health("replicas/a", 12.0) is Health.CLOSED
+    assert fleet.routing.outliers.ejections == 0
+    assert not fleet.routing.outliers.is_any_out

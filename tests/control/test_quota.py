@@ -268,6 +268,7 @@ class Books(RuleBasedStateMachine):
     def what_runs_is_what_was_admitted_and_has_not_ended(self) -> None:
         for name in self.tenants:
             assert self.quotas.running(name) == sum(1 for charge, _ in self.running if charge.tenant == name)
+        assert self.quotas.in_flight == len(self.running)
 
 
 TestBooks = Books.TestCase

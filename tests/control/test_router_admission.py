@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.attempt_book import waiting_max
 from headrace.control.errors import Failure, Reason
+from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
 from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
 from headrace.control.router_admission import (
@@ -50,9 +53,15 @@ def apply(made: RouterAdmission, *replicas: Replica, now: float) -> None:
 
 
 def demand(
-    priority: Priority = Priority.STANDARD, *, tokens: int = 1, size: int = 1, revision: Revision = REVISION
+    priority: Priority = Priority.STANDARD,
+    *,
+    tokens: int = 1,
+    size: int = 1,
+    revision: Revision = REVISION,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> Demand:
-    return Demand(revision.name, priority, tokens, size)
+    return Demand(revision.name, priority, tokens, size, tenant, weight)
 
 
 def admitted(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> int:
@@ -238,10 +247,69 @@ def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
     assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
 
 
+def test_demand_is_what_came_in_the_last_minute_refused_or_not_but_not_what_was_only_asked() -> None:
+    made = admission(replica("a"), requests_max=2)
+    assert admitted(made, demand(Priority.CRITICAL), 5.0) == 2
+    assert made.demand(6.0) == {REVISION.name: 3.0, OTHER.name: 0.0}
+    made.release(demand(Priority.CRITICAL))
+    made.admit(demand(Priority.CRITICAL), 7.0)
+    made.withdraw(demand(Priority.CRITICAL), 7.0)
+    assert made.demand(8.0)[REVISION.name] == 3.0
+    assert made.held() == (1, 1)
+    assert made.demand(80.0)[REVISION.name] == 0.0
+
+
 def test_the_shares_rise_with_the_priority() -> None:
     assert list(SHARES) == list(Priority)
     assert sorted(SHARES.values()) == list(SHARES.values())
     assert SHARES[Priority.CRITICAL] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "each", "of", "limit"),
+    [
+        ({"requests_max": 100}, {}, "requests", 90),
+        ({"tokens_max": 1000}, {"tokens": 10}, "tokens", 900),
+        ({"bytes_max": 1000}, {"size": 10}, "bytes", 900),
+        ({}, {}, "requests", 90),
+        ({}, {"tokens": 90}, "tokens", 5760),
+    ],
+    ids=["requests", "tokens", "bytes", "requests of the revision", "tokens of the revision"],
+)
+def test_a_tenant_that_floods_leaves_room_where_others_ask(
+    bounds: dict[str, Any], each: dict[str, Any], of: str, limit: int
+) -> None:
+    replicas = [replica(f"r{n}") for n in range(40 if bounds else 4)]  # four hold 100 requests and 6,400 tokens
+    greedy, modest = demand(tenant="greedy", **each), demand(tenant="modest", **each)
+    alone = admitted(admission(*replicas, **bounds), greedy)
+    made = admission(*replicas, **bounds)
+    made.admit(modest, 0.0)
+    taken = admitted(made, greedy)
+    assert taken + 1 == pytest.approx(0.8 * alone, abs=2)
+    told = refusal(made, greedy).metadata
+    assert (told["bound"], told["of"], int(told["limit"])) == ("share", of, limit)
+    assert int(told["tenantCurrent"]) == taken * max(each.values(), default=1)
+    assert admitted(made, modest) >= 0.1 * alone, "the other one finds room"
+    assert made.refused.keys() == {"share"}
+    later = MEMORY_S + 1.0
+    assert admitted(made, greedy, later) > 0, "nobody else has asked of late"
+
+
+def test_a_tenants_weight_is_its_share_of_the_room() -> None:
+    made = admission(*(replica(f"r{n}") for n in range(9)), requests_max=100)
+    made.admit(demand(tenant="modest"), 0.0)
+    light = admitted(made, demand(tenant="greedy"))
+    assert admitted(made, demand(tenant="greedy", weight=8.0)) >= 10
+    assert light == pytest.approx(72, abs=2)
+
+
+def test_nothing_is_kept_of_tenants_who_hold_nothing() -> None:
+    made = admission(replica("a"))
+    for number in range(10_000):
+        one = demand(tenant=f"t{number}")
+        made.admit(one, 0.0)
+        made.release(one)
+    assert made._tenants == made._revisions[REVISION.name].tenants == {}
 
 
 DEMANDS = st.builds(demand, st.sampled_from(Priority), tokens=st.integers(0, 500), size=st.integers(0, 300))

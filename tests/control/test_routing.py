@@ -213,6 +213,8 @@ def test_one_zone_of_many_is_drawn_from_directly() -> None:
         found = fleet.choose(draw(n).random, demand, reachable=lambda e: asked.append(e) is None)
         assert found.failure_domain.zone == "z7"
     assert len(asked) <= 50 * 4
+    fleet.apply(replica("new", zone="z7"))
+    assert chosen(fleet, 3, demand=demand) == {"replicas/new"}, "of the snapshot in use"
 
 
 # Prefixes and sessions
@@ -283,6 +285,9 @@ def test_three_faults_eject_and_the_probe_brings_it_back_slowly() -> None:
     assert "replicas/r0" in chosen(fleet, now=7.5)
     probe = fleet.send("r0", now=7.5)
     assert "replicas/r0" not in chosen(fleet, 200, now=7.6), "one at a time"
+    fleet.routing.ended(probe, Reason.OVERLOADED, 7.7)
+    assert "replicas/r0" in chosen(fleet, now=7.8), "a refusal says nothing: the next one is the probe"
+    probe = fleet.send("r0", now=7.8)
     fleet.routing.first_output(probe, 8.0)
     assert fleet.routing.slow_start.weight("replicas/r0", 8.0) < 0.2
     assert fleet.routing.slow_start.weight("replicas/r0", 60.0) == 1.0
@@ -297,7 +302,7 @@ def test_refusals_and_the_callers_own_errors_eject_nobody(reason: Reason) -> Non
     fleet = Fleet(replica("r0"), replica("r1"))
     for n in range(20):
         fleet.routing.ended(fleet.send("r0", now=float(n)), reason, float(n))
-    assert not fleet.routing.outliers.excludes("replicas/r0", 20.0)
+    assert fleet.routing.outliers.ejections == 0
 
 
 @pytest.mark.parametrize("reason", [LOST, Reason.ENGINE_FAILED])
@@ -307,7 +312,7 @@ def test_a_fault_after_the_first_token_ejects_nobody(reason: Reason) -> None:
         token = fleet.send("r0")
         fleet.routing.first_output(token, float(n))
         fleet.routing.ended(token, reason, float(n))
-    assert not fleet.routing.outliers.excludes("replicas/r0", 20.0)
+    assert fleet.routing.outliers.ejections == 0
 
 
 def test_a_replica_that_comes_later_starts_slowly_and_a_whole_fleet_does_not() -> None:
@@ -363,6 +368,10 @@ def test_decisions_are_counted_by_what_made_them() -> None:
     with pytest.raises(Failure):
         fleet.choose(draw().random, reachable=lambda e: False)
     assert seen == {"load": 1, "prefix": 1, "affinity": 1, "refused": 1}
+    for n in range(3):
+        fleet.routing.ended(fleet.send("r3"), LOST, float(n))
+    fleet.choose(draw().random, tried=("replicas/r0", "replicas/r1", "replicas/r2"), now=2.5)
+    assert seen["last_resort"] == 1
 
 
 def test_a_snapshot_of_before_still_serves_a_request_that_was_pinned_to_it() -> None:

@@ -80,6 +80,9 @@ def refused_fields(bad: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> l
         pytest.param(request(max_tokens=8193), ["max_tokens"], id="max_tokens above the limit"),
         pytest.param(request(top_logprobs=21), ["top_logprobs"], id="top_logprobs 21"),
         pytest.param(request(reasoning_effort=77), ["reasoning_effort"], id="an effort that does not exist"),
+        pytest.param(request(recovery=77), ["recovery"], id="a recovery that does not exist"),
+        pytest.param(request(on_disconnect=-1), ["on_disconnect"], id="an on_disconnect that does not exist"),
+        pytest.param(request(affinity_key="é" * 65), ["affinity_key"], id="an affinity key of 130 bytes"),
         pytest.param(stop(strings=[SECRET] * 10_000), ["stop.strings"], id="10,000 stop strings"),
         pytest.param(stop(strings=["a", ""]), ["stop.strings[1]"], id="an empty stop string"),
         pytest.param(stop(strings=["é" * 129]), ["stop.strings[0]"], id="a stop string of 258 bytes"),
@@ -156,6 +159,7 @@ def test_an_input_that_is_too_large_is_refused_first(
     [
         request(),
         request(model="aliases/chat-prod"),
+        request(affinity_key="é" * 64, recovery=pb.RECOVERY_CONTINUE, on_disconnect=pb.ON_DISCONNECT_CONTINUE),
         request(model="models/gemma/revisions/0123456789ab"),
         request(prompt="a" * 1_048_576),
         request(prompt="é" * 524_288),

@@ -317,7 +317,7 @@ async def rig(
         network = await stack.enter_async_context(contextlib.AsyncExitStack())
         made = Rig(directory, etcd, network)
         stack.push_async_callback(made.store.aclose)
-        stack.push_async_callback(_end_services, made, known)
+        stack.push_async_callback(end_services, made, known)
         note("starting services")
         for kind, name in (("registry", "g1"), ("registry", "g2"), *serving):
             await made.add(kind, name, environ)
@@ -358,7 +358,7 @@ async def _watch(made: Rig, stack: contextlib.AsyncExitStack) -> None:
     stack.push_async_callback(cancel_and_wait, watching)
 
 
-async def _end_services(made: Rig, known: set[int]) -> None:
+async def end_services(made: Rig, known: set[int]) -> None:
     parts = [service.part for service in made.services.values() if service.part is not None]
     for kind in ("router", "scheduler", "registry"):
         ending = [service.part for service in made.services.values() if service.kind == kind and service.part]

@@ -16,8 +16,11 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.attempt_book import waiting_max
 from headrace.control.errors import Failure, Reason
+from headrace.control.known_waits import HOLD_MAX_S
 from headrace.control.router_admission import SHARES, Priority
 from headrace.control.router_capacity import HEADROOM
+from headrace.router.demands import Demand, demand_of
+from headrace.rpc import status
 
 from .harness import REVISION, Harness, collect, failure, running, until
 
@@ -95,6 +98,61 @@ async def test_tokens_are_bounded_where_a_limit_is_set() -> None:
     async with running(tokens_max=100) as h, holding(h, 3, prompt="x", max_tokens=25):
         told = await refused(h, prompt="x", max_tokens=25)
         assert (told.metadata["bound"], told.metadata["limit"]) == ("tokens", "90")
+
+
+async def test_the_time_to_refuse_is_told_and_that_to_fail_is_not() -> None:
+    async with running(requests_max=2) as h:
+        async with holding(h, 2, priority=pb.PRIORITY_CRITICAL):
+            await refused(h)
+        begun = asyncio.create_task(collect(h.generate()))
+        dispatch = await h.admitted()
+        lost = Failure(Reason.STREAM_INTERRUPTED, "Lost.")
+        await h.scheduler.deltas(dispatch.attempt, "a")
+        await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_FAILED, error=status.to_proto(lost))
+        events, _ = await begun
+        assert events
+        assert metric(h, "refusal_seconds_count", reason="OVERLOADED") == 1
+        assert 0 < metric(h, "refusal_seconds_sum", reason="OVERLOADED") < 1
+        assert metric(h, "refusal_seconds_count", reason="STREAM_INTERRUPTED") == 0
+
+
+async def test_what_all_replicas_have_just_refused_is_refused_here_and_nothing_else() -> None:
+    said = {"stage": "wait", "expectedMs": "60000", "limitMs": "3000"}
+    too_long = status.to_proto(Failure(Reason.OVERLOADED, "Long.", metadata=said, retry_after_s=2.0))
+    async with running(replicas=2) as h:
+        answer = asyncio.create_task(collect(h.generate(max_tokens=8)))
+        for _ in range(2):
+            await h.scheduler.end((await h.dispatched()).attempt, pb.FINISH_REASON_REJECTED, error=too_long)
+        assert failure((await answer)[1]).metadata["stage"] == "wait"
+        learned = time.monotonic()
+        told = await refused(h, max_tokens=8)
+        assert (told.metadata["bound"], told.metadata["limit"]) == ("wait", "2")
+        assert 1.0 < (told.retry_after_s or 0.0) <= 2.5
+        for fields in ({"max_tokens": 7}, {"max_tokens": 8, "priority": pb.PRIORITY_CRITICAL}):
+            async with holding(h, 1, **fields):
+                pass
+        assert time.monotonic() - learned < HOLD_MAX_S, "too slow to tell"
+        await asyncio.sleep(HOLD_MAX_S)
+        async with holding(h, 1, max_tokens=8):
+            pass
+        await until(lambda: metric(h, "foreknown_count") == 1)
+        assert h.service.admission.core.demand(time.monotonic()) == {REVISION.name: 5}, "it is demand all the same"
+        assert h.service.admission.core.held() == (0, 0)
+
+
+async def test_nothing_is_made_of_the_prompt_of_a_request_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(generate: pb.GenerateRequest, *rest: Any) -> Demand:
+        made.append(generate.prompt)
+        return demand_of(generate, *rest)
+
+    monkeypatch.setattr("headrace.router.plan.demand_of", counted)
+    async with running(requests_max=2) as h, holding(h, 2, prompt="taken", priority=pb.PRIORITY_CRITICAL):
+        await refused(h, prompt="refused", priority=pb.PRIORITY_CRITICAL)
+    async with running(tokens_max=100) as h, holding(h, 3, prompt="taken", max_tokens=25):
+        await refused(h, prompt="refused", max_tokens=25)
+    assert made == ["taken"] * 5, "and once each"
 
 
 async def test_events_that_wait_for_a_reader_are_bytes() -> None:

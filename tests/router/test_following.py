@@ -115,7 +115,8 @@ async def test_followers_are_bounded() -> None:
         await follower.read()
         found = failure((await collect(h.generate(**KEY)))[1])
         assert found.reason is Reason.OVERLOADED
-        assert found.metadata["limitFollowers"] == "1"
+        assert found.metadata == {"stage": "router", "bound": "followers", "limit": "1", "current": "1"}
+        assert found.retry_after_s == 0.5
         await h.scheduler.end(dispatch.attempt)
         assert (await collect(follower))[1] is None
 

@@ -272,7 +272,9 @@ async def test_keys_are_bounded_and_a_refused_request_gives_its_own_back() -> No
         dispatch = await h.admitted()
         found = failure((await collect(h.generate(idempotency_key="k2")))[1])
         assert found.reason is Reason.OVERLOADED
-        assert found.metadata["limitKeys"] == "1"
+        assert found.metadata == {"stage": "router", "bound": "keys", "limit": "1", "current": "1"}
+        name = "headrace_router_idempotency_claims_total"
+        assert h.metrics.registry.get_sample_value(name, {"decision": "no_room"}) == 1
         await h.scheduler.end(dispatch.attempt)
         assert (await collect(call))[1] is None
         assert h.service.sharing.keys.held == 1

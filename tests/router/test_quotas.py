@@ -140,3 +140,26 @@ async def test_what_the_service_refuses_before_it_begins_is_no_use_and_what_the_
         await h.scheduler.end(dispatch.attempt, pb.FINISH_REASON_CANCELLED)
         await until(lambda: h.service.quotas.core.running("tenants/acme") == 0)
         assert (await refused(h, *bearer(ACME_KEY))).metadata["quota"] == "requestsPerMinute"
+
+
+async def test_a_tenant_that_floods_a_router_leaves_room_for_others() -> None:
+    async with running(requests_max=10) as h:
+        publish(h, replace(ACME, weight=1), OTHER)
+        calls = [call(h, *bearer(OTHER_KEY))]
+        dispatches = [await h.dispatched()]
+        for _ in range(7):
+            calls.append(call(h, *bearer(ACME_KEY)))
+            dispatches.append(await h.dispatched())
+        found = await refused(h, *bearer(ACME_KEY))
+        assert (found.metadata["bound"], found.metadata["of"]) == ("share", "requests")
+        assert found.metadata["tenantCurrent"] == "7"
+        assert "tenants/" not in str(found.metadata), "nobody is told of others"
+        calls.append(call(h, *bearer(OTHER_KEY)))
+        dispatches.append(await h.dispatched())
+        for dispatch in dispatches:
+            await finish(h, dispatch)
+        await asyncio.gather(*(collect(one) for one in calls))
+        assert h.service.admission.core.held() == (0, 0)
+        assert h.metrics.registry.get_sample_value(
+            "headrace_router_admission_refused_total", {"bound": "share", "priority": "standard"}
+        )

@@ -11,7 +11,8 @@ import pytest
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
-from headrace.control.errors import Reason
+from headrace.control.errors import Failure, Reason
+from headrace.rpc import status
 from router.harness import DEADLINE_S, Harness, collect, failure, kinds, running, soon, until
 
 CONTINUE = {"on_disconnect": pb.ON_DISCONNECT_CONTINUE}
@@ -212,6 +213,24 @@ async def test_only_its_tenant_sees_a_request() -> None:
         )
         assert (mine.state, mine.attached, mine.attempts) == (pb.Request.STATE_PREFILL, True, 1)
         await h.scheduler.end(dispatch.attempt)
+
+
+@pytest.mark.parametrize("fields", [{}, CONTINUE])
+async def test_refused_requests_leave_nothing_and_push_no_record_out(fields: dict[str, Any]) -> None:
+    refusal = status.to_proto(Failure(Reason.OVERLOADED, "Too much.", metadata={"stage": "wait"}))
+    async with running(records_max=1) as h:
+        answer = asyncio.create_task(collect(h.generate()))
+        dispatch = await h.admitted()
+        await h.scheduler.end(dispatch.attempt)
+        events, _ = await answer
+        for _ in range(3):
+            answer = asyncio.create_task(collect(h.generate(**fields)))
+            await h.scheduler.end((await h.dispatched()).attempt, pb.FINISH_REASON_REJECTED, error=refusal)
+            assert failure((await answer)[1]).reason is Reason.OVERLOADED
+        told = await h.stub.GetRequest(pb.GetRequestRequest(request=events[0].request), timeout=DEADLINE_S)
+        assert told.finish_reason == pb.FINISH_REASON_STOP
+        assert h.service.sessions.resources.references == 0
+        assert h.service.sessions.idle.is_set()
 
 
 async def test_a_record_is_kept_for_a_while_and_a_second_cancel_changes_nothing() -> None:

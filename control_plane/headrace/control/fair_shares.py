@@ -6,8 +6,11 @@ flood of urgent work slows the rest to its share and never to nothing; and an id
 
 Between tenants it is deficit round robin over tokens: each round gives a tenant its quantum, and it may spend what
 it has saved up while it waits. Over any time in which two tenants both wait, what they got differs by no more than
-a quantum and two requests, in proportion to their weights. A tenant whose next request does not fit may be passed;
+a quantum and three requests, in proportion to their weights. A tenant whose next request does not fit may be passed;
 what it may save up meanwhile has an end.
+
+One that waits seldom is owed what the others got while it did not, at most one request: so it is served at once, and
+not after a round of those who always wait.
 
 Sans-io.
 """
@@ -28,8 +31,11 @@ RESERVED: Mapping[Priority, float] = MappingProxyType(
     {Priority.CRITICAL: 0.0, Priority.STANDARD: 0.2, Priority.BATCH: 0.1, Priority.SHEDDABLE: 0.05}
 )
 """Share of the tokens that each priority is owed while it waits; the rest goes to the highest."""
-QUANTUM = 512
-"""Tokens that a tenant of weight 1 gets in a round."""
+QUANTUM = 64
+"""Tokens that a tenant of weight 1 gets in a round: less than most requests cost, so that a turn is one request and not
+as many as somebody has there."""
+AWAY_MAX = 256
+"""Tenants that do not wait and of which is known what they missed."""
 LOOK_MAX = 64
 """Requests of one tenant that are looked at for one that fits..."""
 LOOKS_MAX = 512
@@ -102,6 +108,11 @@ class TenantRing(Generic[E]):
         self._quantum = quantum
         self._tenants: OrderedDict[str, _Tenant[E]] = OrderedDict()
         """In the order of the round; the first one has had its quantum of it."""
+        self._weights = 0.0
+        self._given = 0.0
+        """Tokens that those who waited got for each unit of weight, mean, since the beginning."""
+        self._away: OrderedDict[str, float] = OrderedDict()
+        """What that was when a tenant ceased to wait, less what it had left; the one that is away for longest first."""
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -110,9 +121,9 @@ class TenantRing(Generic[E]):
         """One more waits."""
         kept = self._tenants.get(tenant)
         if kept is None:
-            kept = self._tenants[tenant] = _Tenant(weight)
-            if len(self._tenants) == 1:
-                kept.deficit = self._quantum * weight
+            kept = self._tenants[tenant] = _Tenant(weight, deficit=self._credit(tenant, entry, weight))
+            self._weights += weight
+        self._weights += weight - kept.weight
         kept.weight = weight
         insort(kept.entries, entry, key=_order)
 
@@ -126,6 +137,11 @@ class TenantRing(Generic[E]):
     def has(self, tenant: str) -> bool:
         """Whether one of it waits."""
         return tenant in self._tenants
+
+    def count(self, tenant: str) -> int:
+        """How many of it wait."""
+        kept = self._tenants.get(tenant)
+        return 0 if kept is None else len(kept.entries)
 
     def ahead(self, tenant: str, entry_order: tuple[float, int]) -> float:
         """Share of a tenant's own entries that come before that place, 0 to 1."""
@@ -154,7 +170,7 @@ class TenantRing(Generic[E]):
 
     def take(self, choice: Choice[E]) -> None:
         """Hand over what was chosen: everybody gets what the rounds until then give."""
-        is_passed = True
+        is_passed, given = True, 0.0
         for place, (name, tenant) in enumerate(self._tenants.items()):
             if not is_passed and not choice.rounds:
                 break  # those behind it are not visited
@@ -164,15 +180,30 @@ class TenantRing(Generic[E]):
             step = self._quantum * tenant.weight
             need = choice.entry.cost if name == choice.tenant else tenant.entries[0].cost
             tenant.deficit = min(tenant.deficit + visits * step, need + step)
+            given += visits * step
+        self._given += given / self._weights
         while next(iter(self._tenants)) != choice.tenant:
             self._tenants.move_to_end(next(iter(self._tenants)))
         chosen = self._tenants[choice.tenant]
         chosen.deficit = max(0.0, chosen.deficit - choice.entry.cost)
         self.remove(choice.tenant, choice.entry)
 
+    def _credit(self, tenant: str, entry: E, weight: float) -> float:
+        """What one that begins to wait may spend at once: what it missed while it was away, at most one request.
+
+        Without that, whoever waits all the time comes before everybody who seldom does, again and again.
+        """
+        away_at = self._away.pop(tenant, None)
+        missed = math.inf if away_at is None else max(0.0, self._given - away_at) * weight
+        return min(missed, entry.cost)
+
     def _leave(self, tenant: str) -> None:
         was_first = next(iter(self._tenants)) == tenant
-        del self._tenants[tenant]
+        left = self._tenants.pop(tenant)
+        self._weights = self._weights - left.weight if self._tenants else 0.0
+        self._away[tenant] = self._given - left.deficit / left.weight
+        if len(self._away) > AWAY_MAX:
+            self._away.popitem(last=False)
         if was_first and self._tenants:
             first = next(iter(self._tenants.values()))
             first.deficit += self._quantum * first.weight

@@ -132,7 +132,8 @@ class LoadView:
 
     def __init__(self, half_life: float = HALF_LIFE) -> None:
         self._half_life = half_life
-        self._standings: dict[str, Standing] = {}
+        self.standings_by_name: dict[str, Standing] = {}
+        """What is known, to be read only."""
         self._habits: dict[str, Habits] = {}
         self._flights: dict[int, _Flight] = {}
         self._applied: Mapping[str, tuple[Replica, ...]] = {}
@@ -154,7 +155,7 @@ class LoadView:
                     change.fresh.append(replica)
                 self._place(replica, is_void=was is None or was.epoch != replica.epoch)
         for was in before.values():
-            standing = self._standings[was.name]
+            standing = self.standings_by_name[was.name]
             if standing.replica is was:
                 standing.replica = standing.report = None
                 self._forget_if_unused(standing)
@@ -166,7 +167,7 @@ class LoadView:
 
     def report(self, name: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """Take in a report that is `age_s` seconds old; one of a replica that no snapshot has is left out."""
-        standing = self._standings.get(name)
+        standing = self.standings_by_name.get(name)
         if standing is None or standing.replica is None:
             return
         standing.report, standing.reported_at = report, now - age_s
@@ -179,9 +180,9 @@ class LoadView:
     def begin(self, token: int, name: str) -> None:
         """An attempt was dispatched."""
         assert token not in self._flights, "a token is used once"
-        standing = self._standings.get(name)
+        standing = self.standings_by_name.get(name)
         if standing is None:
-            standing = self._standings[name] = Standing(name, Habits())
+            standing = self.standings_by_name[name] = Standing(name, Habits())
         standing.tokens.add(token)
         standing.habits.in_flight += 1
         standing.habits.in_flight_by_zone[standing.zone] += 1
@@ -210,11 +211,11 @@ class LoadView:
 
     def standing(self, name: str) -> Standing | None:
         """What is known of a replica; None: nothing."""
-        return self._standings.get(name)
+        return self.standings_by_name.get(name)
 
     def domains(self, names: Iterable[str]) -> tuple[FailureDomain, ...]:
         """Failure domains of these replicas, as far as a snapshot has them."""
-        found = (self._standings.get(name) for name in names)
+        found = (self.standings_by_name.get(name) for name in names)
         return tuple(s.replica.failure_domain for s in found if s is not None and s.replica is not None)
 
     def habits(self, revision: str) -> Habits:
@@ -241,7 +242,7 @@ class LoadView:
     @property
     def in_flight(self) -> dict[str, int]:
         """Attempts of this Router in flight, by replica; those without any are left out."""
-        return {name: len(standing.tokens) for name, standing in self._standings.items() if standing.tokens}
+        return {name: len(standing.tokens) for name, standing in self.standings_by_name.items() if standing.tokens}
 
     @property
     def tokens(self) -> frozenset[int]:
@@ -251,12 +252,12 @@ class LoadView:
     @property
     def standings(self) -> Iterable[Standing]:
         """All that is known."""
-        return self._standings.values()
+        return self.standings_by_name.values()
 
     def _place(self, replica: Replica, *, is_void: bool) -> None:
-        standing, habits = self._standings.get(replica.name), self.habits(replica.revision)
+        standing, habits = self.standings_by_name.get(replica.name), self.habits(replica.revision)
         if standing is None:
-            standing = self._standings[replica.name] = Standing(replica.name, habits)
+            standing = self.standings_by_name[replica.name] = Standing(replica.name, habits)
         elif is_void:
             standing.report = None
         zone = replica.failure_domain.zone
@@ -277,4 +278,4 @@ class LoadView:
     def _forget_if_unused(self, standing: Standing) -> None:
         """Nothing is kept of what left the snapshot, once its last attempt has ended."""
         if standing.replica is None and not standing.tokens:
-            self._standings.pop(standing.name, None)
+            self.standings_by_name.pop(standing.name, None)

@@ -127,10 +127,10 @@ class Outliers:
         return now < record.until or record.probe is not None
 
     def out(self, now: float) -> dict[Health, int]:
-        """How many are not CLOSED, by what they are."""
+        """How many are not CLOSED, by what they are. Metrics read it from another thread: from copies."""
         found = {Health.EJECTED: 0, Health.HALF_OPEN: 0}
-        for names in self._out.values():
-            for name in names:
+        for names in tuple(self._out.values()):
+            for name in tuple(names):
                 found[self.health(name, now)] += 1
         return found
 

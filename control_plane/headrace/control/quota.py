@@ -91,6 +91,8 @@ class Quotas:
     """The use of all tenants."""
 
     def __init__(self) -> None:
+        self.in_flight = 0
+        """Requests of all tenants that have been admitted and not ended."""
         self._uses: dict[str, _Use] = {}
 
     def __len__(self) -> int:
@@ -132,6 +134,7 @@ class Quotas:
         if tenant.concurrency and use.running >= concurrency_share(tenant.concurrency, routers):
             raise _exceeded(tenant, Quota.CONCURRENCY, tenant.concurrency, None)
         use.running += 1
+        self.in_flight += 1
         if use.requests is not None:
             use.requests.take(1)
         if use.tokens is not None:
@@ -171,6 +174,7 @@ class Quotas:
         charge.is_open = False
         use = self._uses[charge.tenant]  # it has been running until now, so it was not forgotten
         use.running -= 1
+        self.in_flight -= 1
         return use
 
 

@@ -7,6 +7,7 @@
     requests   the revision           what its usable replicas can hold (headrace.control.router_capacity)
     tokens     the revision           the same, prompt and output as estimated
     replicas   the revision           all its replicas say that they refuse this priority
+    share      one tenant             of each of the first five, while others ask: headrace.control.fair_room
 
 Each priority has the room up to its share of a limit; what is above is kept for higher ones. One request always fits
 where nothing else runs, however large: it would never be served otherwise.
@@ -24,9 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.control.errors import RULES, Failure, Reason
+from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
 from headrace.control.resources import Replica, ReplicaState, Revision
 from headrace.control.router_capacity import RevisionCapacity
+from headrace.control.sliding_count import SlidingCount
 
 SHARES: Mapping[Priority, float] = {
     Priority.SHEDDABLE: 0.7,
@@ -37,6 +40,8 @@ SHARES: Mapping[Priority, float] = {
 REPORT_AGE_MAX_S = 2.5
 """An older report refuses nobody. Schedulers report each second, and whenever something changed."""
 VERDICT_S = 0.1
+DEMAND_S = 60.0
+"""Over which demand is counted."""
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 30.0
 RETRY_S = RULES[Reason.OVERLOADED].retry_after_s or RETRY_MIN_S
@@ -52,6 +57,26 @@ class Demand:
     """Prompt and output, estimated."""
     size: int
     """Bytes of its input, and of output that may wait for its reader."""
+    tenant: str = ""
+    weight: float = 1.0
+    """Its tenant's."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What requests that run have taken."""
+
+    requests: int = 0
+    tokens: int = 0
+    size: int = 0
+
+    def add(self, demand: Demand, sign: int = 1) -> None:
+        self.requests += sign
+        self.tokens += sign * demand.tokens
+        self.size += sign * demand.size
+
+
+_NOTHING = _Held()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +100,10 @@ class _Revision:
     capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
     requests: int = 0
     tokens: int = 0
+    tenants: dict[str, _Held] = field(default_factory=dict)
+    """Those that hold something."""
+    offered: SlidingCount = field(default_factory=lambda: SlidingCount(DEMAND_S))
+    """What came, refused or not."""
     refusing: dict[str, _Report] = field(default_factory=dict)
     """By usable replica, where it refuses anybody."""
     verdict: _Verdict | None = None
@@ -102,6 +131,9 @@ class RouterAdmission:
         self.refused: Counter[str] = Counter()
         """Refusals, by bound."""
         self._random = random
+        self._tenants: dict[str, _Held] = {}
+        """Those that hold something, over all revisions."""
+        self._rooms = {priority: FairRoom() for priority in Priority}
         self._revisions: dict[str, _Revision] = {}
         self._revision_of: dict[str, str] = {}
         """By usable replica."""
@@ -178,6 +210,12 @@ class RouterAdmission:
 
     # Requests
 
+    def came(self, revision: str, now: float) -> _Revision:
+        """Count a request as demand; `admit` does it itself."""
+        state = self._revisions.setdefault(revision, _Revision())
+        state.offered.add(now)
+        return state
+
     def admit(self, demand: Demand, now: float) -> None:
         """Take a request in; `release` gives back what it takes.
 
@@ -185,22 +223,27 @@ class RouterAdmission:
             Failure: OVERLOADED, with the bound, its limit and what is held.
         """
         share = SHARES[demand.priority]
-        self._check("requests", demand, self.requests, 1, self.requests_max * share)
+        state = self.came(demand.revision, now)
+        is_shared = self._rooms[demand.priority].asks(demand.tenant, now)
+        own = self._tenants.get(demand.tenant, _NOTHING) if is_shared else _NOTHING
+        self._check("requests", demand, self.requests, 1, self.requests_max * share, own.requests)
         if self.tokens_max:
-            self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share)
+            self._check("tokens", demand, self.tokens, demand.tokens, self.tokens_max * share, own.tokens)
         held = self.input_bytes + self.buffered_bytes
-        self._check("bytes", demand, held, demand.size, self.bytes_max * share)
-        state = self._revisions.setdefault(demand.revision, _Revision())
+        self._check("bytes", demand, held, demand.size, self.bytes_max * share, own.size)
         if state.capacity.replicas:  # where there is nobody, placement says why
             allowed = state.capacity.allowed(now)
-            self._check("requests", demand, state.requests, 1, allowed.requests * share, state)
-            self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, state)
+            own = state.tenants.get(demand.tenant, _NOTHING) if is_shared else _NOTHING
+            self._check("requests", demand, state.requests, 1, allowed.requests * share, own.requests, state)
+            self._check("tokens", demand, state.tokens, demand.tokens, allowed.tokens * share, own.tokens, state)
             self._check_replicas(demand, state, now)
         self.requests += 1
         self.tokens += demand.tokens
         self.input_bytes += demand.size
         state.requests += 1
         state.tokens += demand.tokens
+        for tenants in (self._tenants, state.tenants):
+            tenants.setdefault(demand.tenant, _Held()).add(demand)
 
     def release(self, demand: Demand) -> None:
         """A request that was taken in is over."""
@@ -211,6 +254,19 @@ class RouterAdmission:
         self.input_bytes -= demand.size
         state.requests -= 1
         state.tokens -= demand.tokens
+        for tenants in (self._tenants, state.tenants):
+            tenants[demand.tenant].add(demand, -1)
+            if not tenants[demand.tenant].requests:
+                del tenants[demand.tenant]
+
+    def withdraw(self, demand: Demand, now: float) -> None:
+        """Take back that a request was taken in: it was only asked whether it may be."""
+        self.release(demand)
+        self._revisions[demand.revision].offered.add(now, -1)
+
+    def demand(self, now: float) -> dict[str, float]:
+        """Requests a minute that came, refused or not, by revision."""
+        return {name: state.offered.total(now) * 60 / DEMAND_S for name, state in self._revisions.items()}
 
     def held(self) -> tuple[int, int]:
         """Requests and tokens of all revisions."""
@@ -231,14 +287,27 @@ class RouterAdmission:
         return sum(state.capacity.shocks for state in self._revisions.values())
 
     def _check(
-        self, bound: str, demand: Demand, held: int, more: int, limit: float, state: _Revision | None = None
+        self,
+        bound: str,
+        demand: Demand,
+        held: int,
+        more: int,
+        limit: float,
+        own: int,
+        state: _Revision | None = None,
     ) -> None:
-        if not held or held + more <= math.ceil(limit):
+        """Refuse what is above a limit; `own`: of what is held, the tenant's, where others ask, too."""
+        is_over = held > 0 and held + more > math.ceil(limit)
+        if not is_over and has_share(own, more, math.ceil(limit) - held, demand.weight):
             return
         wait_s = RETRY_S
         if state is not None:
             wait_s = min((r.queue_wait_s for r in state.refusing.values()), default=RETRY_S)
-        raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
+        if is_over:
+            raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
+        raise self._refusal(
+            "share", demand, wait_s, limit=math.ceil(limit), current=held, tenantCurrent=str(own), of=bound
+        )
 
     def _check_replicas(self, demand: Demand, state: _Revision, now: float) -> None:
         if len(state.refusing) < len(state.capacity.replicas):
@@ -255,7 +324,7 @@ class RouterAdmission:
                 current=len(state.refusing),
             )
 
-    def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int) -> Failure:
+    def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int, **more: str) -> Failure:
         self.refused[bound] += 1
         return Failure(
             Reason.OVERLOADED,
@@ -267,6 +336,7 @@ class RouterAdmission:
                 "current": str(current),
                 "priority": demand.priority.name,
                 "revision": demand.revision,
+                **more,
             },
             retry_after_s=self.retry_s(wait_s),
         )
@@ -276,6 +346,7 @@ _WORDS: Mapping[str, str] = {
     "requests": "As many requests run as may at this priority; try again shortly.",
     "tokens": "The requests that run have reserved all tokens that they may; try again shortly.",
     "bytes": "This Router holds as many bytes as it may; try again shortly, or another one.",
+    "share": "What is left is for tenants that hold less; try again shortly.",
     "replicas": "All replicas of the model refuse more at present; try again shortly.",
 }
 

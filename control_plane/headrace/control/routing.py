@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.control import scores
 from headrace.control.affinity import Affinity
@@ -28,6 +28,8 @@ from headrace.control.resources import FailureDomain, Replica, Revision
 from headrace.control.scores import Score
 from headrace.control.slow_start import RAMP_S, SlowStart
 from headrace.control.snapshot import RoutingSnapshot
+
+J = TypeVar("J")
 
 CHOICES = 2
 DRAWS_MAX = 12
@@ -237,31 +239,33 @@ class Routing:
     def _best(self, sample: list[Replica], question: Question, random: Random) -> Replica:
         if len(sample) == 1:
             return sample[0]
-        totals = [sum(self._score(replica, question)) for replica in sample]
+        judge, cost = self._judge, scores.cost
+        totals = [judge(replica, question, cost) for replica in sample]
         least = min(totals) + EQUAL_S
         best = [replica for replica, total in zip(sample, totals, strict=True) if total <= least]
         return best[0] if len(best) == 1 else best[int(random() * len(best))]
 
-    def _score(self, replica: Replica, question: Question) -> Score:
+    def _judge(self, replica: Replica, question: Question, judge: Callable[..., J]) -> J:
+        """What `scores.cost`, or `scores.score` with its parts, says of a replica."""
         demand, now, name, loads = question.demand, question.now, replica.name, self.loads
-        standing = loads.standing(name)
+        standing = loads.standings_by_name.get(name)
         if standing is None or standing.replica is None:
             standing = Standing(name, loads.habits(replica.revision))
             standing.replica = replica
         tokens = demand.prompt_size if demand.is_tokens else demand.prompt_size / standing.habits.bytes_per_token
         cached_share = 0.0
-        if demand.blocks:
-            cached_share = self.prefixes.believed(name, demand.blocks) * demand.block_size / demand.prompt_size
-        return scores.score(
+        if demand.blocks and (kept := self.prefixes.believed(name, demand.blocks)):
+            cached_share = kept * demand.block_size / demand.prompt_size
+        return judge(
             standing,
             loads.weight(standing, now),
             self.slow_start.weight(name, now) if self.slow_start.is_any else 1.0,
             tokens,
             demand.output_tokens,
             cached_share,
-            is_home=name == question.home,
-            priority=demand.priority,
-            failed=question.failed,
+            name == question.home,
+            demand.priority,
+            question.failed,
         )
 
     def _candidate(self, replica: Replica, question: Question) -> Candidate:
@@ -270,7 +274,7 @@ class Routing:
         return Candidate(
             replica,
             excluded_by,
-            None if excluded_by else self._score(replica, question),
+            None if excluded_by else self._judge(replica, question, scores.score),
             len(standing.tokens) if standing is not None else 0,
             standing.age_s(question.now) if standing is not None else None,
         )
@@ -328,12 +332,17 @@ class Routing:
         if reason is None:
             if self.outliers.succeeded(flight.revision, flight.replica, token, now):
                 self.slow_start.begin(flight.replica, now)
-        elif reason in FAULTS:
+        elif reason in FAULTS and self._is_current(flight):
             self.outliers.faulted(flight.revision, flight.replica, token, now)
         else:
             self.outliers.released(flight.replica, token)
             if reason is Reason.STALE_EPOCH:
                 self.filters.epoch_refused(flight.replica, flight.epoch, now)
+
+    def _is_current(self, flight: _Flight) -> bool:
+        """Whether the process that an attempt went to is still the one behind its replica."""
+        standing = self.loads.standing(flight.replica)
+        return standing is not None and standing.replica is not None and standing.replica.epoch == flight.epoch
 
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""

@@ -70,7 +70,6 @@ def score(
     prompt_tokens: float,
     output_tokens: int,
     cached_share: float,
-    *,
     is_home: bool,
     priority: int,
     failed: tuple[FailureDomain, ...] = (),
@@ -120,6 +119,52 @@ def score(
         spread = _spread_s(standing, habits, failed)
     home = -AFFINITY_S - (0.0 if saved else AFFINITY * prefill) if is_home else 0.0
     return Score(fresh, prefill, kv, -saved, home, spread, slow, aged - fresh)
+
+
+def cost(
+    standing: Standing,
+    weight: float,
+    ramp: float,
+    prompt_tokens: float,
+    output_tokens: int,
+    cached_share: float,
+    is_home: bool,
+    priority: int,
+    failed: tuple[FailureDomain, ...] = (),
+) -> float:
+    """The total of `score`, without its parts: what decisions compare, at a fraction of the price."""
+    habits, report = standing.habits, standing.report
+    own, service_s = len(standing.tokens), habits.service_s
+    if report is None:
+        assert standing.replica is not None
+        width, rate = standing.replica.slots or 1, habits.prefill_tokens_per_s
+        attempts = own + habits.others_per_slot * width
+        total = wait_s(attempts, width, service_s)
+    else:
+        width, rate = report.width, report.prefill_tokens_per_s or habits.prefill_tokens_per_s
+        attempts = own + weight * standing.theirs + (1.0 - weight) * habits.others_per_slot * width
+        queued = attempts + 1.0 - width
+        total = service_s * (SHARING * attempts + (queued if queued > 0.0 else 0.0)) / width
+        if report.queue_wait_s is not None:
+            queued = report.active + report.waiting + 1.0 - width
+            total += weight * (report.queue_wait_s - (service_s * queued / width if queued > 0.0 else 0.0))
+            total = max(total, 0.0)
+        if report.admits_from > priority:
+            total += weight * REFUSAL_S
+        if report.kv_cells:
+            needed = prompt_tokens * (1.0 - cached_share) + output_tokens
+            missing = needed - report.kv_cells + report.kv_cells_reserved
+            if missing > 0.0:
+                total += weight * service_s * min(1.0, missing / report.kv_cells)
+    prefill = prompt_tokens / rate
+    total += prefill * (1.0 - cached_share)
+    if ramp < 1.0:
+        total += wait_s(attempts, max(1.0, width * ramp), service_s) - wait_s(attempts, width, service_s)
+    if failed or len(habits.slots_by_zone) > 1:
+        total += _spread_s(standing, habits, failed)
+    if is_home:
+        total -= AFFINITY_S + (0.0 if prefill * cached_share else AFFINITY * prefill)
+    return total
 
 
 def _queue_s(attempts: float, width: float, service_s: float) -> float:

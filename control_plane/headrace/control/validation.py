@@ -68,6 +68,8 @@ class Range:
         return f"above {self.low:g} up to {self.high:g}" if self.low_excluded else f"{self.low:g} to {self.high:g}"
 
 
+AFFINITY_KEY_BYTES_MAX = 128
+
 SAMPLING_RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "temperature": Range(0, 10),
@@ -212,6 +214,26 @@ def effort_violations(number: int) -> Violations:
     if 0 <= number <= 4:
         return NONE
     return (Violation("reasoning_effort", "must be NONE, LOW, MEDIUM or HIGH, or unset"),)
+
+
+def affinity_violations(key: str) -> Violations:
+    """Check affinity_key, which every hop carries."""
+    if size := utf8_size_above(key, AFFINITY_KEY_BYTES_MAX):
+        return (Violation("affinity_key", f"has {size} bytes; at most {AFFINITY_KEY_BYTES_MAX} are accepted"),)
+    return NONE
+
+
+def choice_violations(field: str, number: int, choices: Mapping[int, str]) -> Violations:
+    """Check that an enum's number is one that this version knows: what it means cannot be left out silently.
+
+    Args:
+        field: path of the field.
+        number: what was sent.
+        choices: names by number; 0 is unset.
+    """
+    if number in choices:
+        return NONE
+    return (Violation(field, f"must be {' or '.join(name for n, name in choices.items() if n)}, or unset"),)
 
 
 def _too_many(field: str, count: int, count_max: int) -> Violation:

@@ -73,6 +73,9 @@ class _Line:
     work: dict[str, float] = field(default_factory=dict)
     """By tenant, of all its entries together."""
     total_work: float = 0.0
+    cells: dict[str, int] = field(default_factory=dict)
+    """By tenant, that all its entries together will reserve."""
+    total_cells: int = 0
 
 
 class WaitQueue:
@@ -115,6 +118,16 @@ class WaitQueue:
         """The one that nobody passes any more."""
         return self._reserved
 
+    def held_by(self, priority: Priority, tenant: str) -> tuple[int, int]:
+        """How many of a tenant wait at that priority, and the KV cells that they will reserve."""
+        line = self._lines.get(priority)
+        return (0, 0) if line is None else (line.ring.count(tenant), line.cells.get(tenant, 0))
+
+    def below(self, priority: Priority) -> tuple[int, int]:
+        """The same of all whose places one of that priority may take."""
+        lines = [line for one, line in self._lines.items() if one < priority]
+        return sum(len(line.arrivals) for line in lines), sum(line.total_cells for line in lines)
+
     # In and out
 
     def put(self, entry: Waiting) -> None:
@@ -127,6 +140,8 @@ class WaitQueue:
         line.arrivals[entry.token] = entry
         line.work[entry.tenant] = line.work.get(entry.tenant, 0.0) + entry.work
         line.total_work += entry.work
+        line.cells[entry.tenant] = line.cells.get(entry.tenant, 0) + entry.cells
+        line.total_cells += entry.cells
         self._entries[entry.token] = entry
         self.tokens += entry.cells
         self.shorts += entry.is_short
@@ -282,8 +297,10 @@ class WaitQueue:
         del line.arrivals[entry.token]
         line.total_work -= entry.work
         line.work[entry.tenant] -= entry.work
+        line.total_cells -= entry.cells
+        line.cells[entry.tenant] -= entry.cells
         if not line.arrivals:
             del self._lines[entry.priority]
             self._shares.forget(entry.priority)
         elif not line.ring.has(entry.tenant):
-            del line.work[entry.tenant]
+            del line.work[entry.tenant], line.cells[entry.tenant]

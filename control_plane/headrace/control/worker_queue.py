@@ -24,6 +24,7 @@ from typing import Protocol
 
 from headrace.control.attempt_book import WAITING_MIN, WAITING_PER_SLOT, Attempt, Dispatched, WorkerBook
 from headrace.control.errors import RULES, Failure, Reason
+from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
 from headrace.control.service_times import PRIOR_HOLD_S, Expected, Served, ServiceTimes
 from headrace.control.wait_queue import PASS_S, Waiting, WaitQueue
@@ -77,6 +78,7 @@ class WorkerQueue:
         self._settings = settings
         self._short_used = 0.0
         self._short_used_at = -math.inf
+        self._rooms = {priority: FairRoom() for priority in Priority}
 
     # Limits
 
@@ -138,6 +140,7 @@ class WorkerQueue:
         if wanted.priority < book.admits_from:
             stage = {"admitsFrom": book.admits_from.name, "priority": wanted.priority.name, "stage": "priority"}
             raise self._overloaded("Requests of this priority are refused for a while.", stage, wanted.priority, now)
+        self._check_share(wanted, cells, now)
         requests = self.depth + 1 - self.requests_max
         tokens = self.waiting.tokens + cells - self.tokens_max if self.tokens_max and len(self.waiting) else 0
         bytes_ = waiting_bytes + wanted.input_bytes - self.bytes_max
@@ -163,6 +166,21 @@ class WorkerQueue:
             raise self._overloaded("Too many tokens wait for this replica.", said, wanted.priority, now)
         said = {"queueBytes": str(waiting_bytes), "limitBytes": str(self.bytes_max), "stage": "bytes"}
         raise self._overloaded("Too much input waits in this Scheduler.", said, wanted.priority, now)
+
+    def _check_share(self, wanted: Dispatched, cells: int, now: float) -> None:
+        """Refuse a tenant that has so many waiting that others, who ask too, would find no room."""
+        is_contended = self._rooms[wanted.priority].asks(wanted.tenant, now)
+        requests, tokens = self.waiting.held_by(wanted.priority, wanted.tenant)
+        if not is_contended or not requests:
+            return
+        below_requests, below_tokens = self.waiting.below(wanted.priority)
+        free = self.requests_max - self.depth + below_requests
+        free_tokens = self.tokens_max - self.waiting.tokens + below_tokens if self.tokens_max else math.inf
+        if has_share(requests, 1, free, wanted.weight) and has_share(tokens, cells, free_tokens, wanted.weight):
+            return
+        said = {"queueDepth": str(self.depth), "limit": str(self.requests_max), "tenantDepth": str(requests)}
+        said["stage"] = "share"
+        raise self._overloaded("What room is left is for tenants with less that waits.", said, wanted.priority, now)
 
     def shed_failure(self, attempt: Attempt, now: float) -> Failure:
         """What is said to one that has to go."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from headrace.control.capacity_plan import CapacityPlan
 from headrace.control.errors import Failure, Reason
 from headrace.control.outliers import Health
 from headrace.control.priority import Priority
@@ -27,6 +28,8 @@ BYTES_PER_TOKEN = 4
 """Of a text prompt; what it has in truth is known once an engine has cut it."""
 BUFFER_BYTES_PER_TOKEN = 16
 """Of output that waits for its reader: text and id; as much again for each alternative with its logprob."""
+NEEDED_S = 1.0
+"""How often it is told how many replicas are needed."""
 ROUTERS_S = 5.0
 """How often the number of Routers is taken over: the most that any Scheduler has told in this time."""
 
@@ -49,6 +52,7 @@ class Admission:
         self._routers = 1
         self._routers_told = 1
         self._routers_at = 0.0
+        self._needed_at = 0.0
         routes.load_listeners.append(self.on_load)
 
     def take(self, plan: Plan) -> Demand:
@@ -76,7 +80,7 @@ class Admission:
 
     def drop(self, demand: Demand) -> None:
         """Give back what `take` has taken for a request that is not started."""
-        self.core.release(demand)
+        self.core.withdraw(demand, time.monotonic())
 
     def release(self, request: str) -> None:
         """A request is over: nothing of it is held in an engine. Again: nothing happens."""
@@ -129,6 +133,22 @@ class Admission:
         self.refresh(now)
         self.core.buffered_bytes = sum(session.log.size for session in sessions if session.log is not None)
         self._metrics.take(self.core, now)
+        if now - self._needed_at >= NEEDED_S:
+            self._needed_at = now
+            self._metrics.needed(self._needed(now))
+
+    def _needed(self, now: float) -> dict[str, float]:
+        """Replicas, by model, that what comes here needs."""
+        snapshot, loads = self._routes.snapshot, self._routes.routing.loads
+        needed: dict[str, float] = {}
+        demands = self.core.demand(now)
+        for revision in snapshot.revisions if snapshot is not None else ():
+            habits = loads.habits(revision.name)
+            slots = habits.slots / habits.replicas if habits.replicas else revision.execution.slots
+            plan = CapacityPlan.of_slots(slots, habits.service_s)
+            needed.setdefault(revision.model, 0.0)
+            needed[revision.model] += plan.replicas(demands.get(revision.name, 0.0))
+        return needed
 
     def refresh(self, now: float) -> None:
         """Take over which replicas can be used, if that has changed."""
@@ -169,6 +189,8 @@ def demand_of(plan: Plan) -> Demand:
         priority=priority_of(generate),
         tokens=min(prompt + output, plan.revision.execution.context_tokens),
         size=size + buffer,
+        tenant=plan.caller.tenant.name,
+        weight=plan.caller.tenant.weight,
     )
 
 

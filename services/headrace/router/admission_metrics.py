@@ -1,7 +1,8 @@
-"""What the Router counts of its admission. Labels are bounded: bounds and priorities."""
+"""What the Router counts of its admission. Labels are bounded: bounds, priorities, models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import prometheus_client as prom
@@ -25,6 +26,14 @@ class AdmissionMetrics:
         self._refused = prom.Counter(
             "admission_refused_total", "Requests refused at once, by bound and priority.", ["bound", "priority"], **make
         )
+        self._needed = prom.Gauge(
+            "replicas_needed",
+            "Replicas that the demand of the last minute needs at three quarters of what they serve; sum it over"
+            " Routers, and round up.",
+            ["model"],
+            **make,
+        )
+        self._models: set[str] = set()
         self._lost = prom.Gauge(
             "failure_domains_lost_count", "Failure domains that went whole, over revisions.", **make
         )
@@ -32,6 +41,14 @@ class AdmissionMetrics:
     def refused(self, bound: str, priority: Priority) -> None:
         """A request was refused."""
         self._refused.labels(bound, priority.name.lower()).inc()
+
+    def needed(self, replicas: Mapping[str, float]) -> None:
+        """So many replicas are needed, by model."""
+        for gone in self._models - replicas.keys():
+            self._needed.remove(gone)
+        self._models = set(replicas)
+        for model, count in replicas.items():
+            self._needed.labels(model).set(count)
 
     def take(self, core: RouterAdmission, now: float) -> None:
         """Read what is held and allowed."""

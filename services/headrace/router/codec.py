@@ -18,6 +18,10 @@ from headrace.control.resources import Effort, Revision
 from headrace.control.validation import RequestLimits
 
 _PRIORITIES = frozenset(map(int, Priority))
+_CHOICES = {
+    "on_disconnect": {value: name for name, value in pb.OnDisconnect.items()},
+    "recovery": {value: name for name, value in pb.Recovery.items()},
+}
 _EFFORT_OF: dict[int, Effort] = {number: effort for effort, number in EFFORTS.items()}
 
 
@@ -63,6 +67,11 @@ def check_request(request: pb.GenerateRequest, limits: RequestLimits) -> None:
         found += validation.effort_violations(request.reasoning_effort)
     if request.idempotency_key:
         found += key_violations(request.idempotency_key)
+    if request.affinity_key:
+        found += validation.affinity_violations(request.affinity_key)
+    if request.on_disconnect or request.recovery:
+        for field, choices in _CHOICES.items():
+            found += validation.choice_violations(field, getattr(request, field), choices)
     validation.refuse(found)
 
 

@@ -184,19 +184,17 @@ class Keys:
         return found
 
     def _refuse_more(self) -> None:
-        if self._asking >= self._claims_max:
-            raise Failure(
-                Reason.OVERLOADED,
-                f"{self._asking} calls wait for the store to look up their keys, the limit; try again shortly.",
-                metadata={"limitRequests": str(self._claims_max)},
-            )
-        held = self.held
-        if held >= self._keys_max:
-            raise Failure(
-                Reason.OVERLOADED,
-                f"This Router keeps {held} idempotency keys, its limit; try again later, or without a key.",
-                metadata={"limitKeys": str(self._keys_max)},
-            )
+        for bound, held, limit, words in (
+            ("lookups", self._asking, self._claims_max, "calls wait for the store to look up their keys"),
+            ("keys", self.held, self._keys_max, "idempotency keys are kept for this Router"),
+        ):
+            if held >= limit:
+                self._metrics.idempotency("no_room")
+                raise Failure(
+                    Reason.OVERLOADED,
+                    f"{held} {words}, its limit; try again later, or without a key.",
+                    metadata={"stage": "router", "bound": bound, "limit": str(limit), "current": str(held)},
+                )
 
     async def _swap(self, claim: Claim, digest_with: Any, free: Collection[str]) -> Found:
         revision = 0

@@ -18,6 +18,7 @@ from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
 from headrace.router.admin import RouterService
 from headrace.router.demands import rules_of
 from headrace.router.explaining import Explainer
+from headrace.router.fleet_metrics import FleetMetrics
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.routing_metrics import RoutingMetrics
@@ -47,6 +48,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     here = Origin(name, secrets.token_hex(8))
     routes = Routes(router=name, incarnation=here.incarnation, routing=Routing(rules_of(settings)))
     RoutingMetrics(metrics.registry, routes.routing)
+    FleetMetrics(metrics.registry, routes)
     service = InferenceService(settings, routes, metrics, here)
     server = client_server(settings, service, metrics)
     admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)

@@ -6,6 +6,7 @@ from typing import Any
 
 import prometheus_client as prom
 
+from headrace.control.errors import Reason
 from headrace.control.holdings import Resource, ResourceLedger
 from headrace.control.lifecycle import Finish
 from headrace.router.links import SchedulerLink
@@ -13,6 +14,7 @@ from headrace.router.session import Session
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_REFUSAL_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CANCEL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -46,6 +48,13 @@ class RouterMetrics:
         self._freed = prom.Histogram(
             "cancel_to_freed_seconds", "From asking for an end to free slot and KV.", buckets=_CANCEL_S, **make
         )
+        self._refusal = prom.Histogram(
+            "refusal_seconds",
+            "From a request's receipt to a status without any event, by reason.",
+            ["reason"],
+            buckets=_REFUSAL_S,
+            **make,
+        )
         self._held = prom.Gauge("resources_held", "References that requests hold, by resource.", ["resource"], **make)
         self._idempotency = prom.Counter(
             "idempotency_claims_total", "Calls with an idempotency key, by what was decided.", ["decision"], **make
@@ -65,6 +74,7 @@ class RouterMetrics:
         self.snapshot_age = prom.Gauge("snapshot_age_seconds", "Time since the store was last heard.", **make)
         self.writes = 0
         self.wakeups = 0
+        self.foreknown = 0
         self.late_messages = 0
         self.acknowledgements = 0
         self.resumes = 0
@@ -77,6 +87,7 @@ class RouterMetrics:
         self.inventory_unknown = 0
         for name, text in (
             ("writes", "Events written to clients."),
+            ("foreknown", "Requests refused without asking: all replicas had just said that such ones wait too long."),
             ("wakeups", "Wake-ups of request tasks."),
             ("relays_out", "Streams to other Routers, for calls with a key that is used here."),
             ("idempotency_writes_lost", "Records of keys that could not be closed or deleted; they expire."),
@@ -95,6 +106,10 @@ class RouterMetrics:
     def observe(self, method: str, outcome: str) -> None:
         """Count a finished call."""
         self._calls.labels(method, outcome).inc()
+
+    def refused(self, reason: Reason, took_s: float) -> None:
+        """Count a request that ends without any event."""
+        self._refusal.labels(reason.value).observe(took_s)
 
     def idempotency(self, decision: str) -> None:
         """Count what a call with a key was told."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.adapters.tenant_codec import PRIORITIES
@@ -51,10 +53,15 @@ class Plan:
     """How long its events can be resumed; None: they cannot."""
     is_shared: bool = False
     """Whether it has an idempotency key: other calls may come to read it, so no reader's slowness ends it."""
-    demand: Demand = NO_DEMAND
-    """What it asks of a replica."""
+    make_demand: Callable[[], Demand] = lambda: NO_DEMAND
+    """See `demand`: for a long prompt it costs more than all else, so a request that is refused goes without."""
     caller: Caller = NOBODY
     """Whose it is."""
+
+    @property
+    def demand(self) -> Demand:
+        """What it asks of a replica; made when it is first needed."""
+        return self.make_demand()
 
     @property
     def priority(self) -> Priority:
@@ -116,7 +123,7 @@ class Planner:
             retention=self._retention if resumable else None,
             is_shared=is_shared,
             caller=caller,
-            demand=demand_of(generate, revision, tenant, allowed),
+            make_demand=functools.cache(lambda: demand_of(generate, revision, tenant, allowed)),
         )
 
     def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:

@@ -72,7 +72,8 @@ class TenantQuotas:
         self._metrics.finished(charge.tenant, used)
 
     def tend(self) -> None:
-        """Forget, now and then, what nothing depends on."""
+        """Set the gauge; forget, now and then, what nothing depends on."""
+        self._metrics.running(self.core.in_flight)
         now = time.monotonic()
         if now - self._swept_at < SWEEP_S:
             return

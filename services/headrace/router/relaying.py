@@ -169,9 +169,10 @@ class Sharing:
     def _writer(self, kind: type[Any], context: Context, *more: object) -> Any:
         running, limit = len(self._sessions.followers), self._settings.followers_max
         if running >= limit:
+            self._metrics.idempotency("no_room")
             raise Failure(
                 Reason.OVERLOADED,
                 f"{running} calls follow other calls' requests here, its limit; try again shortly.",
-                metadata={"limitFollowers": str(limit)},
+                metadata={"stage": "router", "bound": "followers", "limit": str(limit), "current": str(running)},
             )
         return kind(context, self._metrics, *more)

@@ -35,6 +35,8 @@ class Retrying:
         self._waits: dict[str, tuple[float, float]] = {}
         """By replica: seconds that a request would wait for its slot, and when that was told."""
         self._pruned_at = 0.0
+        self.balance = 0.0
+        """Attempts beyond the first that may be made, when last looked at: metrics are read in another thread."""
 
     def on_load(self, endpoint: str, report: pb.LoadReport) -> None:
         """A Scheduler tells how busy its workers are, and how attempts go."""
@@ -48,6 +50,10 @@ class Retrying:
                 self._waits[load.replica] = load.queue_wait.ToMicroseconds() / 1e6, now
             else:
                 self._waits.pop(load.replica, None)
+
+    def tend(self) -> None:
+        """Look at the budget; now and then."""
+        self.balance = self.budget.balance(time.monotonic())
 
     def has_time(self, replica: str, remaining_s: float, now: float) -> bool:
         """Whether another attempt on `replica` may answer in the time that is left; counted where not."""
@@ -94,7 +100,6 @@ class RetryMetrics(Collector):
         for outcome in ("won", "lost"):
             hedges.add_metric([outcome], retrying.hedges[outcome])
         yield from (attempts, refused, hedges)
-        balance = retrying.budget.balance(time.monotonic())
         yield GaugeMetricFamily(
-            "headrace_router_retry_budget", "Attempts beyond the first that this Router may make now.", balance
+            "headrace_router_retry_budget", "Attempts beyond the first that this Router may make now.", retrying.balance
         )

@@ -65,5 +65,10 @@ class RoutingMetrics(Collector):
         tokens.add_metric(["kept"], routing.cached_tokens)
         yield tokens
         yield GaugeMetricFamily(
+            "headrace_router_route_in_flight",
+            "Attempts that the choice of a replica counts as in flight.",
+            value=float(len(routing.loads.tokens)),
+        )
+        yield GaugeMetricFamily(
             "headrace_router_prefix_blocks", "Blocks of prompts remembered.", value=float(len(routing.prefixes))
         )

@@ -16,6 +16,7 @@ from headrace.control.request import CONFIRM_S
 from headrace.router.admission import Admission
 from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
+from headrace.router.foreknown import Foreknown
 from headrace.router.idempotency import Keys
 from headrace.router.identity import Identities
 from headrace.router.metrics import RouterMetrics
@@ -29,7 +30,7 @@ from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
 from headrace.router.tenant_metrics import TenantMetrics
 from headrace.router.usage import UsageReport
-from headrace.rpc.server import Context
+from headrace.rpc.calls import Context, has_written
 
 START_S = 10.0
 DRAINED_CONFIRM_S = 2.0
@@ -57,6 +58,7 @@ class InferenceService:
         self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
+        self.sessions.foreknown = Foreknown(self.admission.core.retry_s)
         self._usage = UsageReport(metrics.registry, logs=settings.usage_log)
         tenant_metrics = TenantMetrics(metrics.registry, settings.tenant_labels_max)
         self.quotas = TenantQuotas(routes, tenant_metrics, lambda: self.admission.routers)
@@ -120,6 +122,9 @@ class InferenceService:
         self.sessions.sweep()
         self.admission.tend(self.sessions)
         self.quotas.tend()
+        self.sessions.retrying.tend()
+        if self.sessions.foreknown is not None:
+            self._metrics.foreknown = self.sessions.foreknown.core.refused
         self._metrics.active.set(len(self.sessions))
         self._metrics.detached.set(self.sessions.detached)
         self._metrics.kept_bytes.set(self.sessions.kept_bytes)
@@ -130,8 +135,17 @@ class InferenceService:
         self._metrics.tasks.set(len(asyncio.all_tasks()))
 
     async def _run(self, request: pb.GenerateRequest, context: Context, *, interactive: bool) -> None:
+        now = time.monotonic()
+        try:
+            await self._serve(request, context, now, interactive=interactive)
+        except Failure as failure:
+            if not has_written(context):
+                self._metrics.refused(failure.reason, time.monotonic() - now)
+            raise
+
+    async def _serve(self, request: pb.GenerateRequest, context: Context, now: float, *, interactive: bool) -> None:
         self._refuse_more()
-        now, caller = time.monotonic(), self.identities.caller(context, starts=True)
+        caller = self.identities.caller(context, starts=True)
         plan, tenant = self._planner.plan(request, now, now + self._remaining_s(context), caller), caller.tenant.name
         if plan.is_shared:
             start = functools.partial(self._start, plan, tenant)

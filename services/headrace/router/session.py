@@ -101,6 +101,11 @@ class Session:
         ends = self._attempts.ends
         return [telling.attempt_record(one, ends.get(one.token)) for one in self.machine.attempted]
 
+    def ends(self) -> list[tuple[str, scheduler_pb2.Ended]]:
+        """What Schedulers have said of the ends of its attempts, by replica."""
+        ends = self._attempts.ends
+        return [(one.replica, ends[one.token]) for one in self.machine.attempted if one.token in ends]
+
     def start(self) -> None:
         """Dispatch the first attempt.
 

@@ -24,6 +24,7 @@ from headrace.control.router_admission import Demand
 from headrace.control.snapshot import RoutingSnapshot
 from headrace.router import telling
 from headrace.router.admission import Admission, demand_of
+from headrace.router.foreknown import Foreknown
 from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
 from headrace.router.quotas import TenantQuotas
@@ -72,6 +73,8 @@ class Sessions:
         self.idle.set()
         self.admission: Admission | None = None
         """Decides whether a request is taken in; None: all are."""
+        self.foreknown: Foreknown | None = None
+        """Knows what Schedulers would refuse; None: they are asked."""
         self.quotas: TenantQuotas | None = None
         """Decides whether its tenant may; None: all may."""
         self._settings = settings
@@ -132,12 +135,22 @@ class Sessions:
     def _take(self, plan: Plan) -> tuple[Charge | None, Demand | None]:
         charge = self.quotas.take(plan, demand_of(plan).tokens) if self.quotas is not None else None
         try:
+            self._check_foreknown(plan)
             demand = self.admission.take(plan) if self.admission is not None else None
         except Failure:
             if self.quotas is not None and charge is not None:
                 self.quotas.drop(charge)
             raise
         return charge, demand
+
+    def _check_foreknown(self, plan: Plan) -> None:
+        try:
+            if self.foreknown is not None:
+                self.foreknown.check(plan)
+        except Failure:
+            if self.admission is not None:
+                self.admission.core.came(plan.revision.name, time.monotonic())
+            raise
 
     def find(self, name: str, tenant: str) -> Session | pb.Request:
         """A request by name: the session, or the record of one that is only remembered.
@@ -189,7 +202,9 @@ class Sessions:
         """Look whether a session may leave `running`: it is over and nobody reads it."""
         if not session.is_over or session.reader is not None or self._running.pop(session.name, None) is None:
             return
-        if session.log is not None:
+        if not session.machine.sequence and not session.plan.is_shared:
+            session.close()  # its caller never heard its name: nobody can ask, and under load most are such
+        elif session.log is not None:
             until = time.monotonic() + self._settings.resume_window_s
             self._kept[session.name] = _Kept(session, session.log.size, until)
             self._kept_bytes += session.log.size
@@ -237,6 +252,8 @@ class Sessions:
     def on_over(self, session: Session) -> None:
         """See Owner."""
         self._free(session)
+        if self.foreknown is not None:
+            self.foreknown.learn(session)
         self._tell_over(session)
 
     def _free(self, session: Session) -> None:

@@ -32,6 +32,9 @@ class TenantMetrics:
             ["tenant", "count"],
             **make,
         )
+        self._running = prom.Gauge(
+            "tenant_requests_running", "Requests that count towards their tenants' limits of concurrency.", **make
+        )
         self._refused = prom.Counter(
             "tenant_refused_total", "Requests refused by a tenant's own limit, by which.", ["tenant", "quota"], **make
         )
@@ -42,6 +45,10 @@ class TenantMetrics:
         self._finished.labels(label).inc()
         for count, tokens in zip(_TOKENS, (usage.prompt_tokens, usage.generated_tokens), strict=True):
             self._tokens.labels(label, count).inc(tokens)
+
+    def running(self, requests: int) -> None:
+        """Tell how many run, of all tenants."""
+        self._running.set(requests)
 
     def refused(self, tenant: str, quota: str) -> None:
         """Count a refusal."""

@@ -76,6 +76,11 @@ def is_call_over(error: BaseException) -> bool:
     )
 
 
+def has_written(context: Context) -> bool:
+    """Whether a streaming handler has begun to write."""
+    return getattr(context, "first", None) is not None
+
+
 class _Responding:
     """The context of a streaming call, with a first write that a cancel of the handler does not cut."""
 

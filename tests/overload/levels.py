@@ -1,0 +1,244 @@
+"""Offered load from half of the capacity to ten times it, from polite and from naive callers: what each gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.contract_slow import percentile
+from rich.console import Group
+from rich.table import Table
+
+from headrace.control.priority import Priority
+from overload import truth
+from overload.generator import Job
+from overload.rig import ALIAS, SERVICE_S, SLO_S, SLOTS, TENANT_KEY, TOKENS, WORKERS, OverloadRig
+
+NOMINAL = WORKERS * SLOTS / SERVICE_S
+"""Requests a second by the engines' pace: offered load is in multiples of it, so that runs can be compared."""
+LOADS = (0.5, 1.0, 3.0, 10.0)
+SECONDS = 12.0
+RAMP_S = 3.0
+"""From a level's beginning, not counted: queues fill."""
+CLOSED_S = 7.0
+DEADLINE_S = 10.0
+PROBES = 20.0
+"""A second."""
+REFUSE_MS = 5.0
+GOODPUT_SHARE = 0.95
+LATE = ("shed", "QUEUE_TIMEOUT", "DEADLINE_EXCEEDED")
+"""Ends of a wait in a queue: these were taken in first."""
+Row = tuple[str, str, str, bool | None]
+STANDARD = 3
+
+
+async def spawn(program: str, job: dict[str, Any]) -> Any:
+    """Run a program of this folder with a job; returns what it printed, as JSON."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(Path(__file__).with_name(program)),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, _ = await process.communicate(json.dumps(job).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, f"{program} ended with {process.returncode}"
+    return json.loads(output)
+
+
+def job_for(rig: OverloadRig, seconds: float, **fields: Any) -> Job:
+    """A job for the generator."""
+    return Job(routers=rig.routers, model=ALIAS, tokens=TOKENS, deadline_s=DEADLINE_S, seconds=seconds, **fields)
+
+
+async def capacity(rig: OverloadRig) -> float:
+    """Requests a second that the workers do when all slots are busy all the time, by a closed loop."""
+    job = job_for(rig, CLOSED_S, callers=WORKERS * SLOTS + WORKERS)
+    told = await spawn("generator.py", asdict(job))
+    ends = [r["at"] + r["took_s"] for r in told["requests"] if r["end"] == "LENGTH"]
+    return sum(RAMP_S / 2 <= at < CLOSED_S for at in ends) / (CLOSED_S - RAMP_S / 2)
+
+
+async def level(rig: OverloadRig, rate: float, *, kind: str, seconds: float, seed: int) -> dict[str, Any]:
+    """One load for a while, and figures of it."""
+    job = job_for(rig, seconds, rate=rate, kind=kind, seed=seed)
+    probing = {
+        "routers": rig.routers, "model": ALIAS, "tokens": TOKENS, "tenant_key": TENANT_KEY, "seed": seed,
+        "rate": PROBES, "seconds": seconds - RAMP_S,
+    }  # fmt: skip
+
+    async def probes() -> Any:
+        await asyncio.sleep(RAMP_S)
+        return await spawn("prober.py", probing)
+
+    before, refused, began = rig.cpu_s(), await _refusals(rig), time.monotonic()
+    told, probed = await asyncio.gather(spawn("generator.py", asdict(job)), probes())
+    took_s = time.monotonic() - began
+    cpu = {name: (used - before[name]) / took_s for name, used in rig.cpu_s().items()}
+    found = figures(told, probed, seconds)
+    spent = Counter({bound: count - refused[bound] for bound, count in (await _refusals(rig)).items()})
+    found["router_refuse_ms"] = {
+        "count": max(spent.values(), default=0.0),
+        "p50": 1000 * truth.quantile(spent, 0.5),
+        "p99": 1000 * truth.quantile(spent, 0.99),
+    }
+    routers = sum(cpu[name] for name in ("r1", "r2")) * took_s
+    return {**found, "cpu": cpu, "router_ms_a_call": 1000 * routers / (found["calls"] + len(probed))}
+
+
+async def _refusals(rig: OverloadRig) -> Counter[float]:
+    """The Routers' own times to refuse, since they started."""
+    found: Counter[float] = Counter()
+    for service in rig.of("router"):
+        found += await asyncio.to_thread(
+            truth.buckets,
+            service.metrics,
+            "headrace_router_refusal_seconds",
+            "reason",
+            ("OVERLOADED", "QUOTA_EXCEEDED"),
+        )
+    return found
+
+
+def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: float) -> dict[str, Any]:
+    """What a level comes to."""
+    requests = told["requests"]
+    calls = [call for request in requests for call in request["calls"]]
+    refused = Counter(call["said"] for call in calls if not call["events"] and call["said"] not in ("OK", "hung"))
+    taken = [(r, c) for r in requests for c in r["calls"] if c["events"]]
+    ttft = {
+        name: [c["ttft_ms"] / 1000 for r, c in taken if c["ttft_ms"] is not None and r["priority"] >= lowest]
+        for name, lowest in (("all", 0), ("interactive", STANDARD))
+    }
+    good = sum(
+        RAMP_S <= request["at"] + request["took_s"] < seconds
+        and request["end"] == "LENGTH"
+        and request["took_s"] <= DEADLINE_S
+        and request["calls"][-1]["ttft_ms"] / 1000 <= SLO_S
+        for request in requests
+    )
+    at_once = [c["took_ms"] for c in calls if not c["events"] and _is_at_once(c["said"])]
+    probes = [took for took, said in probed if said != "accepted" and _is_at_once(said)]
+    return {
+        "requests": len(requests),
+        "calls": len(calls),
+        "accepted": len(taken),
+        "refused": dict(refused.most_common()),
+        "by_priority": _by_priority(requests),
+        "ends": dict(Counter(request["end"] for request in requests).most_common()),
+        "goodput": good / (seconds - RAMP_S),
+        "ttft_s": {name: spread(values) for name, values in ttft.items()},
+        "refuse_ms": spread(at_once),
+        "probed_refuse_ms": spread(probes),
+        "refuse_ms_by": {
+            said: spread([c["took_ms"] for c in calls if not c["events"] and c["said"] == said]) for said in refused
+        },
+        "generator_lag_ms": spread(told["lags_ms"]),
+        "generator_cpu": told["cpu"],
+        "broken": [request["broken"] for request in requests if request["broken"]],
+        "loadavg": os.getloadavg()[0],
+    }
+
+
+def _by_priority(requests: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """What was asked for, what ended well, and what waited in vain before it was refused."""
+    found = {priority.name: Counter[str]() for priority in reversed(Priority)}
+    for request in requests:
+        counts = found[Priority(request["priority"]).name]
+        counts["asked"] += 1
+        counts["well"] += request["end"] == "LENGTH"
+        counts["late"] += request["end"].startswith("refused") and not _is_at_once(request["end"])
+    return {name: {key: counts[key] for key in ("asked", "well", "late")} for name, counts in found.items()}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """How they lie; nothing where there are none."""
+    if not values:
+        return {"count": 0}
+    return {"count": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "max": max(values)}
+
+
+def _is_at_once(said: str) -> bool:
+    return said not in ("OK", "hung", "UNAVAILABLE") and not any(word in said for word in LATE)
+
+
+async def measure(rig: OverloadRig, *, seconds: float) -> tuple[dict[str, Any], list[Row], Group]:
+    """All loads, each from both kinds of callers; the aims, and the table of all figures."""
+    found: list[dict[str, Any]] = []
+    for kind in ("once", "naive"):
+        for number, load in enumerate(LOADS):
+            told = await level(rig, load * NOMINAL, kind=kind, seconds=seconds, seed=10 + number)
+            found.append({"load": load, "callers": kind, **told})
+    return {"levels": found}, _rows(found), _table(found)
+
+
+def _rows(found: list[dict[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
+    best = max(one["goodput"] for one in found)
+    for one in found:
+        name = f"{one['load']:g}x, {_CALLERS[one['callers']]}"
+        if one["load"] >= 3:
+            share = one["goodput"] / best
+            aim = GOODPUT_SHARE if one["load"] == 3 and one["callers"] == "once" else None
+            rows.append(
+                (f"{name}: goodput as a share of the best", f"{share:.3f}", f">= {aim}" if aim else "",
+                 share >= aim if aim else None)
+            )  # fmt: skip
+            for where, text in (("refuse_ms", "among all callers"), ("probed_refuse_ms", "to a caller apart")):
+                if one[where]["count"]:
+                    p99 = one[where]["p99"]
+                    aims = one["callers"] == "once" and where == "probed_refuse_ms"
+                    rows.append(
+                        (f"{name}: time to refuse {text}, p99 of {one[where]['count']}, ms", f"{p99:.1f}",
+                         f"< {REFUSE_MS:g}" if aims else "", p99 < REFUSE_MS if aims else None)
+                    )  # fmt: skip
+        p99 = one["ttft_s"]["all"].get("p99", 0.0)
+        rows.append((f"{name}: p99 TTFT of accepted, s", f"{p99:.2f}", f"<= {SLO_S:g}", p99 <= SLO_S))
+    broken = sum(len(one["broken"]) + one["ends"].get("hung", 0) for one in found)
+    rows.append(("calls that broke the contract, or hung", str(broken), "0", not broken))
+    return rows
+
+
+_CALLERS = {"once": "once", "naive": "naive"}
+
+
+def _table(found: list[dict[str, Any]]) -> Group:
+    table = Table(
+        "load", "callers", "requests", "calls", "accepted", "refused", "late", "refuse, ms", "apart, ms", "Router, ms",
+        "goodput/s", "TTFT, s", "CPU, ms", "load avg",
+        caption="pairs are p50 / p99; Router: bounds of its histogram; CPU: of both Routers, for a call",
+    )  # fmt: skip
+    reasons = Table("load", "callers", "refused, with p50 / p99 of the time to it in ms")
+    for one in found:
+        where = f"{one['load']:g}x", _CALLERS[one["callers"]]
+        at_once = sum(count for said, count in one["refused"].items() if _is_at_once(said))
+        table.add_row(
+            *where, str(one["requests"]), str(one["calls"]), str(one["accepted"]), str(at_once),
+            str(sum(one["refused"].values()) - at_once), _pair(one["refuse_ms"], 1), _pair(one["probed_refuse_ms"], 1),
+            _pair(one["router_refuse_ms"], 0),
+            f"{one['goodput']:.1f}", _pair(one["ttft_s"]["all"], 2), f"{one['router_ms_a_call']:.2f}",
+            f"{one['loadavg']:.1f}",
+        )  # fmt: skip
+        told = [f"{count} {said} ({_pair(one['refuse_ms_by'][said], 0)})" for said, count in one["refused"].items()]
+        if told:
+            reasons.add_row(*where, "; ".join(told))
+    names = list(found[0]["by_priority"])
+    priorities = Table("load", "callers", *(f"{name}: asked, well, in vain" for name in names))
+    for one in found:
+        cells = ["{asked}, {well}, {late}".format(**one["by_priority"][name]) for name in names]
+        priorities.add_row(f"{one['load']:g}x", _CALLERS[one["callers"]], *cells)
+    return Group(table, priorities, reasons)
+
+
+def _pair(values: dict[str, float], digits: int) -> str:
+    return f"{values['p50']:.{digits}f} / {values['p99']:.{digits}f}" if values["count"] else ""
