@@ -116,8 +116,6 @@ class AsyncEngine(abc.ABC):
         """See `ManagedEngine`."""
         with self._lock:
             deltas, self._deltas = self._deltas, []
-        if self._death is not None:
-            raise EngineDead(self._death)
         return deltas
 
     def cancel(self, request_id: str) -> None:
