@@ -36,7 +36,7 @@ async def test_while_it_waits(session: Session) -> None:
 
 
 async def test_before_it_can_have_begun(session: Session) -> None:
-    heard = session.submit(session.engine.provider.counting, max_tokens=200)
+    heard = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64)
     await end(session, heard)
     assert heard.reason == "cancelled"
 
