@@ -4,8 +4,7 @@
 
 Without names: all that can be built without NVIDIA's base. A llama.cpp wheel of this machine's bootstrap is used where
 there is one: that takes seconds, and the image then runs on CPUs like this one only (its label headrace.llama-cpp.cpu
-says so). --portable builds llama.cpp for any x86-64-v3, which takes minutes: for images that leave the machine. buildah
-keeps each step for the next build, some GB in all: --prune removes them afterwards.
+says so). --portable builds llama.cpp for any x86-64-v3, which takes minutes: for images that leave the machine.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
     parser.add_argument("--portable", action="store_true")
-    parser.add_argument("--prune", action="store_true")
     given = parser.parse_args()
     engine = find_engine()
     if engine is None:
@@ -74,7 +72,7 @@ def main() -> int:
         size = engine.size_bytes(tag)
         built[target] = {"tag": tag, "bytes": size, "build_s": round(time.monotonic() - began, 1)}
         print(f"images: {target:<11} {size / 1e6:7.1f} MB  {built[target]['build_s']:6.1f} s  {tag}", flush=True)
-    if given.prune and isinstance(engine, Buildah):
+    if isinstance(engine, Buildah):
         engine.prune()
     REPORT.parent.mkdir(parents=True, exist_ok=True)
     earlier = json.loads(REPORT.read_text())["images"] if REPORT.is_file() else {}

@@ -1,8 +1,8 @@
 """What builds and runs images here: a Docker engine if one answers, else buildah in chroot isolation. Or nothing.
 
-buildah's files stay below HEADRACE_IMAGES (default: headrace/images in the user's cache); vfs copies whole layers, so
-that folder takes some GB. Public bases that cannot be pulled are replaced by one that debootstrap makes from the same
-Debian release.
+buildah's files stay below HEADRACE_IMAGES (default: headrace/images in the user's cache). vfs copies whole layers, so a
+build takes some GB there while it runs, and nothing is kept for the next one but the base and the images. Public bases
+that cannot be pulled are replaced by one that debootstrap makes from the same Debian release.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Buildah:
         arguments = {**arguments, "BASE": arguments.get("BASE") or self._base()}
         with build_secrets() as secrets:
             flags = _build_flags(target, tag, arguments, secrets.flags())
-            engine = ["--isolation", "chroot", "--network", "host", "--layers", "--format", "docker"]
+            # A layer for each step would be a copy of everything below it, for each step: 8 GB written for one image.
+            engine = ["--isolation", "chroot", "--network", "host", "--layers=false", "--format", "docker"]
             # Its own temporary copies stay beside its storage.
             environ = {**os.environ, "TMPDIR": str(self.folder)}
             subprocess.run(self.command("bud", *engine, *flags, str(ROOT)), check=True, env=environ)
@@ -116,7 +117,7 @@ class Buildah:
         return int(sizes.split()[0])
 
     def prune(self) -> None:
-        """Remove what no image with a name is; the next build starts with the base."""
+        """Remove what is left of a build's stages."""
         subprocess.run(self.command("rmi", "--prune"), stdout=subprocess.DEVNULL, check=True)
 
     def has(self, tag: str) -> bool:

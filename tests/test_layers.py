@@ -19,7 +19,7 @@ NAMESPACE_ROOTS = [
 ]
 TOP_LEVEL = {
     "protos", "services", "control_plane", "model_repo", "tests", "docker", "docs", "pyproject.toml",
-    "README.md", "Makefile", "LICENSE", ".ci", ".gitignore", ".gitattributes", ".dockerignore",
+    "README.md", "Makefile", "LICENSE", ".ci", ".github", ".gitignore", ".gitattributes", ".dockerignore",
 }  # fmt: skip
 FILE_LINES_MAX = 400
 

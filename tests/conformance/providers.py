@@ -265,7 +265,7 @@ def _real(kind: str) -> Provider:
     return Provider(
         kind,
         kind,
-        {"engine": kind, "run_ahead_tokens": 16, "dtype": "float32", "gpu_memory_fraction": 0.3},
+        {"engine": kind, "run_ahead_tokens": 16, "dtype": "float32", "gpu_memory_fraction": 0.3, "eager": True},
         run_ahead=16,
         slack=8,
         is_default=False,

@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 from conformance.conftest import RESULTS  # noqa: E402
 from conformance.providers import PROVIDERS, SELECTION, Provider  # noqa: E402
 
+_NODE = re.compile(r"tests/conformance/test_(\w+)\.py::test_(\w+)\[(.*)\]", re.DOTALL)
 PASSED, FAKED, FAILED, LACKS, NOT_RUN = "passed", "faked", "FAILED", "not declared", "not run"
 _STYLES = {PASSED: "green", FAKED: "cyan", FAILED: "bold red", LACKS: "dim", NOT_RUN: "yellow"}
 
@@ -54,6 +55,11 @@ def engine_of(case: str, names: list[str]) -> tuple[str, str]:
     return name, case[len(name) + 1 :]
 
 
+def _is_of(name: str, test: str, names: list[str]) -> bool:
+    match = _NODE.fullmatch(test)
+    return match is not None and engine_of(match[3], names)[0] == name
+
+
 def judged(result: dict[str, Any], provider: Provider) -> str:
     if result["outcome"] == "failed":
         return FAILED
@@ -66,7 +72,7 @@ def tabulate(results: list[dict[str, Any]], names: list[str]) -> dict[str, dict[
     """Test -> engine -> verdict of each case."""
     table: dict[str, dict[str, list[str]]] = {}
     for result in results:
-        match = re.fullmatch(r"tests/conformance/test_(\w+)\.py::test_(\w+)\[(.*)\]", result["test"], re.DOTALL)
+        match = _NODE.fullmatch(result["test"])
         if match is None:
             continue
         name, _ = engine_of(match[3], names)
@@ -94,7 +100,7 @@ def report(table: dict[str, dict[str, list[str]]], results: list[dict[str, Any]]
     engines = {}
     for name in names:
         counts = Counter(verdict for row in table.values() for verdict in row.get(name, []))
-        seconds = sum(result["s"] for result in results if re.search(rf"\[{re.escape(name)}[\]-]", result["test"]))
+        seconds = sum(result["s"] for result in results if _is_of(name, result["test"], names))
         engines[name] = {
             "faked": PROVIDERS[name].is_faked,
             "not_run_because": PROVIDERS[name].missing(),

@@ -74,8 +74,8 @@ async def test_there_are_never_more_than_the_slots(session: Session) -> None:
 
 async def test_a_deadline_that_passes_in_the_queue_refuses(session: Session) -> None:
     long = await occupy(session)
-    heard = session.submit(session.engine.provider.counting, max_tokens=200, deadline_ms=150)
-    await session.over(heard, timeout_s=5)
+    heard = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64, deadline_ms=150)
+    await session.over(heard, timeout_s=10)
     assert heard.refused is not None
     assert heard.refused["reason"] == "DEADLINE_EXCEEDED"
     await end(session, *long)
@@ -83,8 +83,8 @@ async def test_a_deadline_that_passes_in_the_queue_refuses(session: Session) -> 
 
 async def test_a_wait_that_is_too_long_refuses(session: Session) -> None:
     long = await occupy(session)
-    heard = session.submit(session.engine.provider.counting, max_tokens=200, queue_ms=150, deadline_ms=60_000)
-    await session.over(heard, timeout_s=5)
+    heard = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64, queue_ms=150, deadline_ms=60_000)
+    await session.over(heard, timeout_s=10)
     assert heard.refused is not None
     assert heard.refused["reason"] == "QUEUE_TIMEOUT"
     assert 150 <= heard.refused["metadata"]["waitedMs"] < 3000

@@ -27,7 +27,7 @@ async def end(session: Session, *heard: Heard, reason: str = "cancelled") -> Non
 
 async def test_while_it_waits(session: Session) -> None:
     long = await occupy(session)
-    waiting = session.submit(session.engine.provider.counting, max_tokens=200)
+    waiting = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64)
     await session.until_stats(waiting=1)
     await end(session, waiting)
     assert (waiting.reason, waiting.ids) == ("cancelled", [])
@@ -36,7 +36,7 @@ async def test_while_it_waits(session: Session) -> None:
 
 
 async def test_before_it_can_have_begun(session: Session) -> None:
-    heard = session.submit(session.engine.provider.counting, max_tokens=200)
+    heard = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64)
     await end(session, heard)
     assert heard.reason == "cancelled"
 
@@ -44,11 +44,11 @@ async def test_before_it_can_have_begun(session: Session) -> None:
 async def test_while_its_prompt_is_processed(session: Session) -> None:
     """A prompt that takes several steps. The engine may have been quicker: then it is a cancel while decoding."""
     prompt = "one more line of a prompt that is long, " * 20
-    heard = session.submit({"prompt": prompt, "max_tokens": 100, "ignore_eos": True})
+    heard = session.submit({"prompt": prompt, "max_tokens": 700, "ignore_eos": True})
     await session.admitted(heard)
     await end(session, heard)
     assert heard.reason == "cancelled"
-    assert len(heard.ids) < 100
+    assert len(heard.ids) < 700
 
 
 async def test_while_it_is_answered(session: Session) -> None:

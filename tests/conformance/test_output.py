@@ -40,7 +40,7 @@ async def test_without_max_tokens_the_cap_bounds_it_and_then_the_context(session
     capped = await session.answer(counting, max_tokens=None, max_tokens_cap=9)
     assert (capped.reason, len(capped.ids)) == ("length", 9)
     assert capped.admitted is not None
-    open_ended = session.submit(counting, max_tokens=None, credit=3)
+    open_ended = session.submit(counting, max_tokens=None)
     await session.tokens(open_ended, 3)
     if "kv_budget" in session.engine.provider.features:
         stats = await session.stats()

@@ -207,6 +207,20 @@ def test_a_cancel_is_confirmed_and_the_library_runs_nothing_more(serve: Callable
     assert not served.library.core.running
 
 
+def test_a_cancel_reaches_one_that_the_library_has_not_taken_in_yet(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(abort="on")
+    monkeypatch.setattr("support.fake_core.STEP_S", 0.05)
+    served.library.core.intake_s = 0.1
+    served.generate(1, prompt=" the hot", max_tokens=400, ignore_eos=True)
+    assert served.ask("cancel", {"seqs": [1]}) == {"ok": True}
+    started = time.monotonic()
+    event = served.finished(1)
+    assert (event["reason"], event["usage"]["generated"]) == ("cancelled", 0)
+    assert time.monotonic() - started < 5  # by itself it would take twenty seconds
+
+
 def test_credit_bounds_what_is_told_and_a_preempted_answer_goes_on_where_it_was(serve: Callable[..., Served]) -> None:
     served = serve(run_ahead_tokens=8)
     served.generate(1, prompt=" the hot", max_tokens=60, ignore_eos=True, credit=4)

@@ -24,10 +24,14 @@ class Spoken:
 
 @dataclass
 class FakeCore:
-    """Generates for every request that is under way. `is_dead` ends them all with an error, `is_failing` each alone."""
+    """Generates for every request that is under way. `is_dead` ends them all with an error, `is_failing` each alone.
+
+    A request is not known, and cannot be aborted, before `intake_s` have passed.
+    """
 
     is_dead: bool = False
     is_failing: bool = False
+    intake_s: float = 0.0
     aborted: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
     submitted: int = 0
@@ -48,6 +52,7 @@ class FakeCore:
         self, name: str, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int], seed: int | None
     ) -> AsyncIterator[Spoken]:
         """One token a step, the last with `finish`; an abort takes effect between two steps."""
+        await asyncio.sleep(self.intake_s)
         self.running.add(name)
         self.submitted += 1
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from headrace.control import manifest
 from headrace.control.errors import Violation
@@ -181,19 +180,24 @@ def _managed(artifact: Artifact | None, execution: Execution, place: Device | No
     weights = artifact.file_of(FileKind.WEIGHTS) if artifact else None
     if artifact is None or weights is None:
         return reasons  # refused anyway
-    folder = PurePosixPath(weights.path).parent
+    folder = _folder(weights.path)
     if not weights.path.endswith((".safetensors", ".bin")):
         reasons.append(
             Violation("artifact", f"has its weights in {weights.path}, and {engine.value} loads safetensors")
         )
     present = {file.path for file in artifact.files}
     for name in ("config.json", "tokenizer.json"):
-        if str(folder / name) not in present:
+        if folder + name not in present:
             reasons.append(Violation("artifact", f"has no {name} beside its weights, and {engine.value} needs it"))
-    adapters = {str(PurePosixPath(file.path).parent) for file in artifact.files if file.kind is FileKind.ADAPTER}
-    if len(adapters) > 1 or str(folder) in adapters:
+    adapters = {_folder(file.path) for file in artifact.files if file.kind is FileKind.ADAPTER}
+    if len(adapters) > 1 or folder in adapters:
         reasons.append(Violation("artifact", f"must have its adapter in one folder of its own for {engine.value}"))
     return reasons
+
+
+def _folder(path: str) -> str:
+    """Of a file of an artifact: "" or "a/b/"."""
+    return "".join(path.rpartition("/")[:2])
 
 
 def _adapter(artifact: Artifact) -> list[Violation]:

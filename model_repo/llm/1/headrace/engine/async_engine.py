@@ -23,6 +23,7 @@ from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, Mana
 from headrace.engine.request import RefusalError, Sampling, invalid
 
 HEALTH_EVERY_S = 0.5
+ABORT_AGAIN_S = 0.02
 ADAPTER = "headrace-adapter"
 """What the revision's one LoRA adapter is called in an engine. Which one it is, the registry says, never a request."""
 _CLOSE_S = 30.0
@@ -44,6 +45,7 @@ class AsyncEngine(abc.ABC):
         self._death: str | None = None
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=self.kind, daemon=True)
 
@@ -57,7 +59,7 @@ class AsyncEngine(abc.ABC):
 
     @abc.abstractmethod
     async def _abort(self, request_id: str) -> None:
-        """Asks the engine for an early end, which `_generate` then tells."""
+        """Asks the engine for an early end, which `_generate` then tells; asked again while it has not."""
 
     @abc.abstractmethod
     async def _look(self) -> ManagedStats:
@@ -116,8 +118,6 @@ class AsyncEngine(abc.ABC):
         """See `ManagedEngine`."""
         with self._lock:
             deltas, self._deltas = self._deltas, []
-        if self._death is not None:
-            raise EngineDead(self._death)
         return deltas
 
     def cancel(self, request_id: str) -> None:
@@ -146,7 +146,7 @@ class AsyncEngine(abc.ABC):
             self._loop.close()
 
     async def _end(self) -> None:
-        tasks = [*self._tasks.values(), *([self._watch] if self._watch else [])]
+        tasks = [*self._aborts, *self._tasks.values(), *([self._watch] if self._watch else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,14 +165,22 @@ class AsyncEngine(abc.ABC):
         task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
 
     def _begin_abort(self, request_id: str) -> None:
-        if request_id in self._tasks:
-            self._loop.create_task(self._abort_quietly(request_id)).add_done_callback(_forget_result)
+        task = self._tasks.get(request_id)
+        if task is not None:
+            aborting = self._loop.create_task(self._abort_until_over(request_id, task))
+            self._aborts.add(aborting)
+            aborting.add_done_callback(self._aborts.discard)
 
-    async def _abort_quietly(self, request_id: str) -> None:
-        try:
-            await self._abort(request_id)
-        except Exception as error:
-            sys.stderr.write(f"headrace engine: an abort failed: {type(error).__name__}\n")
+    async def _abort_until_over(self, request_id: str, task: asyncio.Task[None]) -> None:
+        """Again and again, ever more slowly: an engine that has not taken the request in yet does not know it."""
+        pause = ABORT_AGAIN_S
+        while not task.done():
+            try:
+                await self._abort(request_id)
+            except Exception as error:
+                sys.stderr.write(f"headrace engine: an abort failed: {type(error).__name__}\n")
+            await asyncio.wait({task}, timeout=pause)
+            pause = min(2 * pause, 1.0)
 
     async def _pump(self, request: ManagedRequest) -> None:
         """One request's task: whatever happens, its end is told once.
@@ -216,11 +224,6 @@ class AsyncEngine(abc.ABC):
                 if self._is_death(error):
                     self._die(type(error).__name__)
             await asyncio.sleep(HEALTH_EVERY_S)
-
-
-def _forget_result(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def import_engine(name: str, config: EngineConfig, *, package: str) -> Any:

@@ -37,7 +37,7 @@ class EngineConfig:
     of the KV cells that it may need, and the newest are preempted when they run short. `adapter_path` names a LoRA
     adapter that is always on, with `adapter_scale` (1: as it was trained, 0: without effect).
 
-    What begins with `gpus` is for the managed engines, whose `model_path` and `adapter_path` are folders. `gpus` are the
+    From `gpus` on it is for the managed engines, whose `model_path` and `adapter_path` are folders. `gpus` are the
     devices that the engine may see, as CUDA_VISIBLE_DEVICES wants them; "": all. `abort` says when a request may be
     ended early: on, after_first_token or off; "" is what is held for safe there. `speculative` is the engine's own
     document for speculative decoding. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.

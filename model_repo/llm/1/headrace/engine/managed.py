@@ -121,7 +121,7 @@ class ManagedEngine(Protocol):
         ...
 
     def events(self) -> list[Delta]:
-        """Everything since the last call, in order for each request. Raises `EngineDead`."""
+        """Everything since the last call, in order for each request."""
         ...
 
     def cancel(self, request_id: str) -> None:
@@ -133,7 +133,7 @@ class ManagedEngine(Protocol):
         ...
 
     def health(self) -> str | None:
-        """A sentence for the log when the engine is gone, None while it lives."""
+        """Why the engine is gone, for the log; None while it lives. `wake` is called when that changes."""
         ...
 
     def shutdown(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from headrace.engine.backend import Detail, ModelFacts
 from headrace.engine.loop import EngineLoop
-from headrace.engine.managed import Delta, End, ManagedEngine, ManagedRequest
+from headrace.engine.managed import Delta, End, EngineDead, ManagedEngine, ManagedRequest
 from headrace.engine.pieces import PieceTable
 from headrace.engine.request import ENGINE_FAILED, RefusalError, Sampling
 from headrace.engine.sequence import Sequence
@@ -95,12 +95,15 @@ class ManagedLoop(EngineLoop):
         super().close()
 
     def _step(self) -> int:
-        """Takes what the engine has said."""
+        """Takes what the engine has said. Raises `EngineDead`, which fails the loop."""
         before = self._stepper.generated
         for delta in self._engine.events():
             stay = self._stays.get(delta.id)
             if stay is not None:
                 self._hear(stay, delta)
+        gone = self._engine.health()
+        if gone is not None:
+            raise EngineDead(gone)
         if self._stepper.generated == before:
             return 0
         self._stepper.steps += 1
