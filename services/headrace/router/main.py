@@ -64,7 +64,8 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(admin.stop, STOP_GRACE_S)
         store = await EtcdStore.connect(settings, "router")
         stack.push_async_callback(store.aclose)
-        service.sharing.keys.use(store, admin.endpoint)
+        admin_endpoint = settings.admin_advertise or admin.endpoint
+        service.sharing.keys.use(store, admin_endpoint)
         await admin.set_serving(True)
         stack.push_async_callback(service.sharing.close)
         follower = SnapshotFollower(store, shard_codec)
@@ -74,8 +75,8 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))
         report = ServiceReport(
-            membership, follower, name=name, endpoint=server.endpoint, metrics_endpoint=metrics_endpoint,
-            admin_endpoint=admin.endpoint, incarnation=here.incarnation,
+            membership, follower, name=name, endpoint=settings.advertise or server.endpoint,
+            metrics_endpoint=metrics_endpoint, admin_endpoint=admin_endpoint, incarnation=here.incarnation,
         )  # fmt: skip
         get_logger().info("listening", endpoint=server.endpoint, metrics=metrics_endpoint, router=name)
         async with asyncio.TaskGroup() as group:

@@ -14,6 +14,7 @@ class RouterSettings(EtcdSettings):
     """The [router] table of a config file."""
 
     listen: str = Field("127.0.0.1:50051", description="host:port for clients; port 0 takes any.")
+    advertise: str = Field("", description="host:port that others use; empty: the address that 'listen' bound.")
     name: str = Field(
         default_factory=lambda: socket.gethostname().lower().split(".")[0],
         description="Id of this Router, unique in the fleet.",
@@ -84,6 +85,9 @@ class RouterSettings(EtcdSettings):
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)
     admin_listen: str = Field(
         "127.0.0.1:0", description="host:port for operators and other Routers, never for clients; port 0 takes any."
+    )
+    admin_advertise: str = Field(
+        "", description="host:port that those use; empty: the address that 'admin_listen' bound."
     )
     idempotency_ttl_s: float = Field(
         1800.0,
