@@ -20,9 +20,7 @@ ELSEWHERE = {"advertise": "router.example:50051", "admin_advertise": "10.0.0.7:5
 async def test_others_are_told_the_addresses_that_they_can_reach(tmp_path: Path, advertised: dict[str, str]) -> None:
     async with etcd_process(tmp_path / "etcd") as etcd, make_store(etcd.endpoint, prefix="/headrace") as store:
         stop = asyncio.Event()
-        settings = RouterSettings(
-            listen="127.0.0.1:0", etcd=(etcd.endpoint,), name="r", drain_grace_s=0, **advertised
-        )
+        settings = RouterSettings(listen="127.0.0.1:0", etcd=(etcd.endpoint,), name="r", drain_grace_s=0, **advertised)
         router = asyncio.create_task(run(settings, stop))
         record = resources_pb2.ServiceRecord()
 
