@@ -36,6 +36,10 @@ def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> R
             field="model",
             metadata={"resourceName": model[:128], "snapshotVersion": str(snapshot.version)},
         )
+    if len(alias.targets) == 1:  # the usual case, and on every request's path
+        only = alias.targets[0].revision
+        if only not in snapshot.revocation_of and snapshot.ready_of.get(only):
+            return snapshot.revision_by_name[only]
     targets = [target for target in alias.targets if target.revision not in snapshot.revocation_of]
     if not targets:
         raise _revoked(snapshot, alias.name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
 BLOCK_BYTES = 256
@@ -91,6 +91,8 @@ class PrefixIndex:
     def holders(self, blocks: tuple[bytes, ...], most: int = 2) -> list[str]:
         """Replicas that keep the longest beginning of a prompt, the latest to use it first; at most `most`."""
         low, high = 0, len(blocks)
+        if blocks and blocks[-1] in self._holders:
+            low = high  # all of it: the usual end of a search, and much the dearest
         while low < high:
             middle = (low + high + 1) // 2
             if blocks[middle - 1] in self._holders:
@@ -102,23 +104,14 @@ class PrefixIndex:
     def depth(self, replica: str, blocks: tuple[bytes, ...]) -> int:
         """Blocks of a prompt's beginning that a replica is believed to keep."""
         shelf = self._shelves.get(replica)
-        if shelf is None or not blocks or blocks[0] not in shelf.blocks:
-            return 0
-        low, high = 1, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in shelf.blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return _depth(shelf.blocks, blocks) if shelf is not None else 0
 
     def believed(self, replica: str, blocks: tuple[bytes, ...]) -> float:
         """Blocks of a prompt's beginning that one may count on: the depth, times the trust."""
         shelf = self._shelves.get(replica)
-        if shelf is None or blocks[0] not in shelf.blocks:
+        if shelf is None or shelf.trust < _DOUBT:
             return 0.0
-        return self.depth(replica, blocks) * self.trust(replica)
+        return _depth(shelf.blocks, blocks) * shelf.trust
 
     def trust(self, replica: str) -> float:
         """How much of what was expected of a replica's cache came true lately, 0 to 1."""
@@ -184,3 +177,19 @@ class PrefixIndex:
         if not holders:
             del self._holders[block]
         return block
+
+
+def _depth(kept: Container[bytes], blocks: tuple[bytes, ...]) -> int:
+    """Blocks of a prompt's beginning that are kept; a chain is never without its beginning."""
+    if not blocks or blocks[0] not in kept:
+        return 0
+    low, high = 1, len(blocks)
+    if blocks[-1] in kept:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks[middle - 1] in kept:
+            low = middle
+        else:
+            high = middle - 1
+    return low
