@@ -252,3 +252,19 @@ def test_keys_are_counted_within_a_slice(steps: list[tuple[float, bool]]) -> Non
         possible = sum(1 for at, _ in live if now - at <= 12.0)
         assert certain <= count.total(now) <= possible
     assert count.total(now + 12.1) == 0
+
+
+def test_a_record_takes_what_the_settings_say_of_it() -> None:
+    """The bound on keys is chosen by it: some 700 bytes, with the longest usual names."""
+    whole = record(
+        request=f"requests/{'a' * 32}",
+        origin=Origin("routers/router-7f9c4d5b8-x2x4z", "0123456789abcdef"),
+        admin_endpoint="10.100.200.30:50061",
+        revision="models/gemma-3-270m-instruct/revisions/0123456789ab",
+        default_effort="UNSPECIFIED",
+        created_ms=1_764_460_800_000,
+        expires_ms=1_764_462_600_000,
+        ending=Ending("INTERRUPTED", "STREAM_INTERRUPTED", 8192, 1_764_460_900_000),
+    )
+    size = len(store_key("tenants/acme", "k")) + len(whole.encode())
+    assert 500 < size <= 700
