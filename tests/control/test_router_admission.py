@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control.attempt_book import waiting_max
+from headrace.control.doors import REPORT_AGE_MAX_S
 from headrace.control.errors import Failure, Reason
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
 from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
 from headrace.control.router_admission import (
-    REPORT_AGE_MAX_S,
+    LOOKED_AT_MAX,
     RETRY_MAX_S,
     SHARES,
     VERDICT_S,
@@ -50,6 +51,20 @@ def apply(made: RouterAdmission, *replicas: Replica, now: float) -> None:
     made.apply(
         (REVISION, OTHER), {REVISION.name: replicas}, is_usable=lambda r: r.name != "unreachable", routers=1, now=now
     )
+
+
+def tell(
+    made: RouterAdmission,
+    name: str,
+    *,
+    now: float,
+    queue_wait_s: float | None = None,
+    waiting_max: int = 0,
+    **door: Any,
+) -> None:
+    """A report comes, as the Router takes it: first to the doors."""
+    made.doors.report(name, now=now, **door)
+    made.report(name, queue_wait_s=queue_wait_s, waiting_max=waiting_max)
 
 
 def demand(
@@ -200,7 +215,7 @@ def test_what_all_replicas_would_refuse_is_refused_here(
 ) -> None:
     made = admission(replica("a"), replica("b"))
     for name, admits_from in reports.items():
-        made.report(name, admits_from=admits_from, queue_wait_s=4.0, now=0.0)
+        tell(made, name, admits_from=admits_from, queue_wait_s=4.0, now=0.0)
     if refused:
         told = refusal(made, demand(priority))
         assert (told.metadata["bound"], told.metadata["limit"]) == ("replicas", "2")
@@ -210,23 +225,55 @@ def test_what_all_replicas_would_refuse_is_refused_here(
 
 def test_reports_that_are_old_or_taken_back_refuse_nobody() -> None:
     made = admission(replica("a"))
-    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=0.0)
+    tell(made, "a", admits_from=CRITICAL, queue_wait_s=None, now=0.0)
     refusal(made, demand())
-    made.admit(demand(), REPORT_AGE_MAX_S + VERDICT_S)
-    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=10.0)
+    made.admit(demand(), REPORT_AGE_MAX_S + 0.01)
+    tell(made, "a", admits_from=CRITICAL, queue_wait_s=None, now=10.0)
     refusal(made, demand(), 10.0)
-    made.report("a", admits_from=0, queue_wait_s=None, now=10.01)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=10.01)
     made.admit(demand(), 10.01)
+
+
+def test_a_tenant_that_has_its_share_everywhere_is_refused_here_and_others_are_not() -> None:
+    made = admission(replica("a"), replica("b"))
+    tell(made, "a", admits_from=0, room=1, shares=frozenset({("greedy", int(STANDARD))}), now=0.0)
+    tell(made, "b", admits_from=CRITICAL, room=0, now=0.0)
+    told = refusal(made, demand(tenant="greedy"))
+    assert (told.metadata["bound"], told.metadata["of"]) == ("share", "replicas")
+    made.admit(demand(tenant="modest"), 0.0)
+    made.admit(demand(CRITICAL, tenant="greedy"), 0.0)
+
+
+def test_what_was_sent_into_the_last_place_refuses_until_the_next_report() -> None:
+    made = admission(replica("a"))
+    tell(made, "a", admits_from=0, room=1, now=0.0)
+    made.admit(demand(), 0.0)
+    made.doors.sent("a")
+    assert refusal(made, demand()).metadata["bound"] == "replicas"
+    tell(made, "a", admits_from=0, room=1, now=0.1)
+    made.admit(demand(), 0.1)
+
+
+def test_where_very_many_refuse_that_is_believed_for_a_moment() -> None:
+    many = [replica(f"r{n}") for n in range(LOOKED_AT_MAX + 1)]
+    made = admission(*many)
+    for one in many:
+        tell(made, one.name, admits_from=CRITICAL, now=0.0)
+    refusal(made, demand())
+    made.doors.forget("r0")
+    refusal(made, demand(), VERDICT_S / 2)
+    made.admit(demand(tenant="of another nobody knows"), VERDICT_S / 2)
+    made.admit(demand(), VERDICT_S + 0.01)
 
 
 def test_how_many_may_wait_is_taken_from_the_report() -> None:
     made = admission(replica("a"))
-    made.report("a", admits_from=0, queue_wait_s=None, now=0.0, waiting_max=36)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=0.0, waiting_max=36)
     assert made.is_stale
     apply(made, replica("a"), now=100.0)
     assert not made.is_stale
     assert made.allowed(200.0)[0] == HEADROOM * 40
-    made.report("a", admits_from=0, queue_wait_s=None, now=200.0, waiting_max=36)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=200.0, waiting_max=36)
     assert not made.is_stale
     apply(made, now=300.0)
     apply(made, replica("a"), now=400.0)
@@ -243,7 +290,7 @@ def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
 ) -> None:
     made = admission(*(replica(f"r{n}") for n in range(len(waits))), random=random)
     for n, wait_s in enumerate(waits):
-        made.report(f"r{n}", admits_from=CRITICAL, queue_wait_s=wait_s, now=0.0)
+        tell(made, f"r{n}", admits_from=CRITICAL, queue_wait_s=wait_s, now=0.0)
     assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
 
 

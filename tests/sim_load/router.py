@@ -87,7 +87,9 @@ class Router:
         self.queue_s = queue_s
         self.routing = Routing()
         self.quotas = Quotas()
-        self.admission = RouterAdmission(requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random)
+        self.admission = RouterAdmission(
+            requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random, doors=self.routing.doors
+        )
         self.known_waits = KnownWaits()
         self.budget = RetryBudget()
         self.retries = Retries(self.budget, rng.random)
@@ -172,15 +174,11 @@ class Router:
                 load.concurrency_limit,
                 lowest,
                 float(load.prefill_tokens_per_s),
+                load.room,
+                load.shares,
             )
             self.routing.report(name, told, now, age_s)
-            self.admission.report(
-                name,
-                admits_from=lowest,
-                queue_wait_s=load.queue_wait_s,
-                now=now,
-                waiting_max=load.waiting_max,
-            )
+            self.admission.report(name, queue_wait_s=load.queue_wait_s, waiting_max=load.waiting_max)
             self._waits[name] = load.queue_wait_s, now
 
     # Requests

@@ -139,6 +139,8 @@ class AttemptBooks:
             admits_from=queue.admits_from,
             prefill_tokens_per_s=queue.prefill_tokens_per_s(now),
             waiting_max=queue.requests_max,
+            room=queue.room,
+            shares=queue.shares(now),
         )
 
     def is_idle(self, replicas: Iterable[str]) -> bool:

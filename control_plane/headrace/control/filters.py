@@ -9,6 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.control.doors import Doors
 from headrace.control.outliers import Health, Outliers
 from headrace.control.prefix_index import BLOCK_BYTES, BLOCK_TOKENS
 from headrace.control.priority import Priority
@@ -38,6 +39,7 @@ class Demand:
     zones: frozenset[str] = frozenset()
     """Zones that may serve it; empty: all."""
     priority: int = Priority.STANDARD
+    tenant: str = ""
 
     @property
     def block_size(self) -> int:
@@ -72,21 +74,26 @@ class Filters:
     Args:
         outliers: who is ejected.
         zones_excluded: zones that get nothing.
+        doors: who refuses whom.
     """
 
-    def __init__(self, outliers: Outliers, zones_excluded: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, outliers: Outliers, zones_excluded: frozenset[str] = frozenset(), doors: Doors | None = None
+    ) -> None:
         self._outliers = outliers
+        self._doors = doors if doors is not None else Doors()
         self._zones_excluded = zones_excluded
         self._stale: dict[str, tuple[int, float]] = {}
         self._pools: dict[tuple[str, frozenset[str]], tuple[tuple[Replica, ...], tuple[Replica, ...]]] = {}
 
-    def excluded_by(self, replica: Replica, question: Question, *, ejected: bool = True) -> str:
+    def excluded_by(self, replica: Replica, question: Question, *, ejected: bool = True, refusing: bool = True) -> str:
         """Name of the first filter that excludes a replica of the revision; "" if none does. Cheap ones come first.
 
         Args:
             replica: of the revision.
             question: of what decision.
             ejected: whether ejection counts.
+            refusing: whether it counts that the replica would refuse the request.
         """
         name, demand = replica.name, question.demand
         if replica.state is not _READY:
@@ -107,6 +114,8 @@ class Filters:
             return "capability"
         if not question.reachable(replica.endpoint):
             return "unreachable"
+        if refusing and self._doors and self._doors.refuses(name, demand.priority, demand.tenant, question.now):
+            return "refuses"
         if ejected and self._outliers.is_any_out and self._outliers.excludes(name, question.now):
             return "ejected" if self._outliers.health(name, question.now) is Health.EJECTED else "probed"
         return ""

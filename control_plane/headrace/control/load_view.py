@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from headrace.control.doors import Shares
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 
 HALF_LIFE = 0.35
@@ -53,6 +54,10 @@ class ReplicaReport:
     """Lowest priority that it takes at present; 0: any."""
     prefill_tokens_per_s: float = 0.0
     """0: not measured yet."""
+    room: int | None = None
+    """How many more may come before its queue is full; None: not told."""
+    shares: Shares = frozenset()
+    """Tenants, each with a priority, that may not add to what waits."""
 
     width: int = field(init=False)
     """Attempts that it runs at a time; at least 1."""
@@ -165,17 +170,18 @@ class LoadView:
         self._applied = dict(replicas_of)
         return change
 
-    def report(self, name: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
-        """Take in a report that is `age_s` seconds old; one of a replica that no snapshot has is left out."""
+    def report(self, name: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> bool:
+        """Take in a report that is `age_s` seconds old. False: no snapshot has the replica, and it is left out."""
         standing = self.standings_by_name.get(name)
         if standing is None or standing.replica is None:
-            return
+            return False
         standing.report, standing.reported_at = report, now - age_s
         standing.theirs = max(0, report.active + report.waiting - len(standing.tokens))
         habits = standing.habits
         habits.others_per_slot += _LEARN * (standing.theirs / report.width - habits.others_per_slot)
         if report.prefill_tokens_per_s:
             habits.prefill_tokens_per_s += _LEARN * (report.prefill_tokens_per_s - habits.prefill_tokens_per_s)
+        return True
 
     def begin(self, token: int, name: str) -> None:
         """An attempt was dispatched."""

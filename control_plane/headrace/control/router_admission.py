@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from headrace.control.doors import Doors
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
@@ -37,9 +38,11 @@ SHARES: Mapping[Priority, float] = {
     Priority.STANDARD: 0.9,
     Priority.CRITICAL: 1.0,
 }
-REPORT_AGE_MAX_S = 2.5
-"""An older report refuses nobody. Schedulers report each second, and whenever something changed."""
 VERDICT_S = 0.1
+"""For how long it is believed that so many replicas refuse, where looking at all of them costs something."""
+LOOKED_AT_MAX = 64
+"""Up to so many replicas are looked at for each request."""
+VERDICTS_MAX = 1024
 DEMAND_S = 60.0
 """Over which demand is counted."""
 RETRY_MIN_S = 0.1
@@ -79,22 +82,6 @@ class _Held:
 _NOTHING = _Held()
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    admits_from: Priority
-    queue_wait_s: float
-    at: float
-
-
-@dataclass(slots=True)
-class _Verdict:
-    """The lowest priority that some replica takes, and the shortest wait; looked up again after `until`."""
-
-    admits_from: Priority
-    queue_wait_s: float
-    until: float
-
-
 @dataclass(slots=True)
 class _Revision:
     capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
@@ -104,9 +91,10 @@ class _Revision:
     """Those that hold something."""
     offered: SlidingCount = field(default_factory=lambda: SlidingCount(DEMAND_S))
     """What came, refused or not."""
-    refusing: dict[str, _Report] = field(default_factory=dict)
-    """By usable replica, where it refuses anybody."""
-    verdict: _Verdict | None = None
+    refusing: dict[str, float] = field(default_factory=dict)
+    """What one would wait there, seconds, by usable replica that has little room or refuses somebody."""
+    verdicts: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Until when all replicas refuse a tenant and a priority."""
 
 
 class RouterAdmission:
@@ -117,9 +105,19 @@ class RouterAdmission:
         bytes_max: bytes of input, of output that may wait for its reader, and of events kept.
         tokens_max: tokens of prompt and output that they may reserve; 0: what the replicas can hold.
         random: 0 <= random() < 1, for the spread of retries.
+        doors: what replicas say of whom they refuse; told of a report before `report` is.
     """
 
-    def __init__(self, *, requests_max: int, bytes_max: int, random: Callable[[], float], tokens_max: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        requests_max: int,
+        bytes_max: int,
+        random: Callable[[], float],
+        tokens_max: int = 0,
+        doors: Doors | None = None,
+    ) -> None:
+        self.doors = doors if doors is not None else Doors()
         self.requests_max = requests_max
         self.bytes_max = bytes_max
         self.tokens_max = tokens_max
@@ -184,16 +182,12 @@ class RouterAdmission:
                 self._revision_of.pop(replica, None)
                 self._queues.pop(replica, None)
 
-    def report(
-        self, replica: str, *, admits_from: int, queue_wait_s: float | None, now: float, waiting_max: int = 0
-    ) -> None:
-        """A Scheduler tells how busy a replica is.
+    def report(self, replica: str, *, queue_wait_s: float | None, waiting_max: int = 0) -> None:
+        """A Scheduler tells how busy a replica is; whom it refuses, `doors` has been told.
 
         Args:
             replica: its name.
-            admits_from: lowest priority that it takes; 0: any.
             queue_wait_s: what a request of middling size would wait there; None: not known.
-            now: monotonic seconds.
             waiting_max: attempts that may wait there; 0: not told.
         """
         state = self._revisions.get(self._revision_of.get(replica, ""))
@@ -202,9 +196,8 @@ class RouterAdmission:
         if waiting_max != self._queues.get(replica, 0):
             self._queues[replica] = waiting_max
             self.is_stale = True
-        lowest = Priority(min(max(admits_from, Priority.SHEDDABLE), Priority.CRITICAL))
-        if lowest > Priority.SHEDDABLE:
-            state.refusing[replica] = _Report(lowest, RETRY_S if queue_wait_s is None else queue_wait_s, now)
+        if replica in self.doors:
+            state.refusing[replica] = RETRY_S if queue_wait_s is None else queue_wait_s
         else:
             state.refusing.pop(replica, None)
 
@@ -302,7 +295,7 @@ class RouterAdmission:
             return
         wait_s = RETRY_S
         if state is not None:
-            wait_s = min((r.queue_wait_s for r in state.refusing.values()), default=RETRY_S)
+            wait_s = min(state.refusing.values(), default=RETRY_S)
         if is_over:
             raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
         raise self._refusal(
@@ -310,19 +303,27 @@ class RouterAdmission:
         )
 
     def _check_replicas(self, demand: Demand, state: _Revision, now: float) -> None:
-        if len(state.refusing) < len(state.capacity.replicas):
+        replicas = state.capacity.replicas
+        if len(state.refusing) < len(replicas):
             return
-        verdict = state.verdict
-        if verdict is None or now >= verdict.until:
-            verdict = state.verdict = _verdict(state, now)
-        if demand.priority < verdict.admits_from:
-            raise self._refusal(
-                "replicas",
-                demand,
-                verdict.queue_wait_s,
-                limit=len(state.capacity.replicas),
-                current=len(state.refusing),
-            )
+        key = demand.tenant, int(demand.priority)
+        if now >= state.verdicts.get(key, -math.inf):
+            refuses = self.doors.refuses
+            if not all(refuses(name, demand.priority, demand.tenant, now) for name in replicas):
+                return
+            if len(replicas) > LOOKED_AT_MAX:
+                if len(state.verdicts) >= VERDICTS_MAX:
+                    state.verdicts.clear()
+                state.verdicts[key] = now + VERDICT_S
+        is_share = any(self.doors.is_for_share(name, demand.priority, demand.tenant) for name in replicas)
+        raise self._refusal(
+            "share" if is_share else "replicas",
+            demand,
+            min(state.refusing.values()),
+            limit=len(replicas),
+            current=len(replicas),
+            **({"of": "replicas"} if is_share else {}),
+        )
 
     def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int, **more: str) -> Failure:
         self.refused[bound] += 1
@@ -349,17 +350,3 @@ _WORDS: Mapping[str, str] = {
     "share": "What is left is for tenants that hold less; try again shortly.",
     "replicas": "All replicas of the model refuse more at present; try again shortly.",
 }
-
-
-def _verdict(state: _Revision, now: float) -> _Verdict:
-    """What all replicas together say."""
-    lowest = Priority.CRITICAL
-    wait_s = RETRY_MAX_S
-    for name in state.capacity.replicas:
-        report = state.refusing[name]
-        wait_s = min(wait_s, report.queue_wait_s)
-        is_fresh = now - report.at <= REPORT_AGE_MAX_S
-        lowest = min(lowest, report.admits_from if is_fresh else Priority.SHEDDABLE)
-        if lowest == Priority.SHEDDABLE:
-            break
-    return _Verdict(lowest, wait_s, now + VERDICT_S)

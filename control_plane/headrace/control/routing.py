@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from headrace.control import scores
 from headrace.control.affinity import Affinity
+from headrace.control.doors import Doors
 from headrace.control.errors import Reason
 from headrace.control.filters import Demand, Filters, Question
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
@@ -94,7 +95,9 @@ class Routing:
         self.affinity = Affinity()
         self.outliers = Outliers(self.rules.ejection)
         self.slow_start = SlowStart(self.rules.ramp_s)
-        self.filters = Filters(self.outliers, self.rules.zones_excluded)
+        self.doors = Doors()
+        """Who would refuse whom."""
+        self.filters = Filters(self.outliers, self.rules.zones_excluded, self.doors)
         self.silent: set[int] = set()
         """Attempts in flight of which no token has come."""
         self.prompt_tokens = 0
@@ -114,6 +117,7 @@ class Routing:
             self.outliers.forget(replica.revision, replica.name)
             self.slow_start.forget(replica.name)
             self.filters.forget(replica.name)
+            self.doors.forget(replica.name)
         self.outliers.resize({name: len(ready) for name, ready in snapshot.ready_of.items()})
         new = {replica.name for replica in fresh}
         for replica in fresh:
@@ -194,8 +198,11 @@ class Routing:
         pool, excluded_by = self.filters.pool(question), self.filters.excluded_by
         sample, outcome = self._draw(pool, question, random), "load"
         if not sample:
-            # Somebody who failed lately is better than nobody.
+            # Somebody who failed lately is better than nobody, and so is for a first attempt one who would refuse it.
             sample = _sample([r for r in pool if not excluded_by(r, question, ejected=False)], CHOICES, random)
+            if not sample and not question.tried:
+                found = [r for r in pool if not excluded_by(r, question, ejected=False, refusing=False)]
+                sample = _sample(found, CHOICES, random)
             if not sample:
                 return None, "refused"
             outcome = "last_resort"
@@ -287,6 +294,7 @@ class Routing:
         self._flights[token] = _Flight(replica, revision, epoch, demand, expected)
         self.silent.add(token)
         self.loads.begin(token, replica)
+        self.doors.sent(replica)
         self.outliers.dispatched(replica, token, now)
         self.affinity.serve(demand.affinity, replica, now)
 
@@ -325,6 +333,7 @@ class Routing:
         if flight is None:
             return
         is_silent = token in self.silent
+        self.doors.ended(flight.replica)
         self.loads.end(token, now, is_measured=not is_silent)
         if not is_silent:
             return
@@ -346,7 +355,10 @@ class Routing:
 
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""
-        self.loads.report(replica, report, now, age_s)
+        if self.loads.report(replica, report, now, age_s):
+            self.doors.report(
+                replica, admits_from=report.admits_from, room=report.room, shares=report.shares, now=now - age_s
+            )
 
 
 def _sample(found: list[Replica], count: int, random: Random) -> list[Replica]:

@@ -123,6 +123,11 @@ class WaitQueue:
         line = self._lines.get(priority)
         return (0, 0) if line is None else (line.ring.count(tenant), line.cells.get(tenant, 0))
 
+    def tenants(self, priority: Priority) -> Iterator[tuple[str, int, float]]:
+        """Who waits at that priority, with how many and its weight."""
+        line = self._lines.get(priority)
+        return iter(()) if line is None else line.ring.counts()
+
     def below(self, priority: Priority) -> tuple[int, int]:
         """The same of all whose places one of that priority may take."""
         lines = [line for one, line in self._lines.items() if one < priority]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.control.attempt_book import WAITING_MIN, WAITING_PER_SLOT, Attempt, Dispatched, WorkerBook
+from headrace.control.doors import ROOM_KEPT, Shares
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
@@ -35,6 +36,8 @@ SHORT_MEMORY_S = 10.0
 END_TOKENS_MAX = 256
 """Up to this output limit the end is foreseen, too; above it, part of an answer may be worth its time."""
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
+SHARES_MAX = 32
+"""Tenants that a report of load names as those who may not add to what waits. Of others it has to be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,26 @@ class WorkerQueue:
             return lowest
         waits = min(self.waiting.waiting, default=Priority.STANDARD)
         return max(lowest, Priority(min(waits + 1, Priority.CRITICAL)))
+
+    @property
+    def room(self) -> int:
+        """How many more may come before it is full."""
+        if self.book.preempted >= self.requests_max:
+            return 0
+        return max(0, self.requests_max - self.depth)
+
+    def shares(self, now: float) -> Shares:
+        """Tenants, each with a priority, that may not add to what waits of it, for others ask: at most SHARES_MAX."""
+        room = self.room
+        if room > ROOM_KEPT or not len(self.waiting):
+            return frozenset()
+        found = []
+        for priority in self.waiting.waiting:
+            free = room + self.waiting.below(priority)[0]
+            for tenant, count, weight in self.waiting.tenants(priority):
+                if not has_share(count, 1, free, weight) and self._rooms[priority].others(tenant, now):
+                    found.append((tenant, int(priority)))
+        return frozenset(found[:SHARES_MAX])
 
     def make_room(self, wanted: Dispatched, cells: int, waiting_bytes: int, now: float) -> list[int]:
         """Decide whether one more may wait.

@@ -43,6 +43,7 @@ class Admission:
             tokens_max=settings.tokens_max,
             bytes_max=settings.held_bytes_max,
             random=random.random,
+            doors=routes.routing.doors,
         )
         self._routes = routes
         self._metrics = metrics
@@ -114,14 +115,11 @@ class Admission:
 
     def on_load(self, report: scheduler_pb2.LoadReport) -> None:
         """A Scheduler tells how busy its workers are."""
-        now = time.monotonic()
         self._routers_told = max(self._routers_told, report.routers)
         for load in report.replicas:
             self.core.report(
                 load.replica,
-                admits_from=load.admits_from,
                 queue_wait_s=load.queue_wait.ToMicroseconds() / 1e6 if load.HasField("queue_wait") else None,
-                now=now,
                 waiting_max=load.waiting_max,
             )
 

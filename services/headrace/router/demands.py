@@ -37,6 +37,7 @@ def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, o
         affinity=affinity_hash(tenant.name, revision.name, request.affinity_key),
         zones=frozenset(tenant.zones),
         priority=request.priority or Priority.STANDARD,
+        tenant=tenant.name,
     )
 
 
@@ -61,6 +62,8 @@ def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
         concurrency_limit=load.concurrency_limit,
         admits_from=load.admits_from,
         prefill_tokens_per_s=float(load.prefill_tokens_per_second),
+        room=load.room if load.HasField("room") else None,
+        shares=frozenset((one.tenant, int(one.priority)) for one in load.shared_out),
     )
 
 

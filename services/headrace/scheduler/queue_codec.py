@@ -95,7 +95,10 @@ def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
         admits_from=int(load.admits_from) if load.admits_from > Priority.SHEDDABLE else 0,  # type: ignore[arg-type]
         prefill_tokens_per_second=load.prefill_tokens_per_s,
         waiting_max=load.waiting_max,
+        room=load.room,
     )
+    for tenant, priority in sorted(load.shares):
+        encoded.shared_out.add(tenant=tenant, priority=priority)
     encoded.queue_wait.FromMicroseconds(max(0, round(load.queue_wait_s * 1_000_000)))
     return encoded
 

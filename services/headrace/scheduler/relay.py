@@ -27,6 +27,7 @@ from headrace.engine.contract import StepBatch
 from headrace.runtime.telemetry import get_logger
 from headrace.scheduler import codec, queue_codec
 from headrace.scheduler.columns import split_by_owner
+from headrace.scheduler.door_watch import DoorWatch
 from headrace.scheduler.relay_counts import RelayCounts
 from headrace.scheduler.session import Session
 from headrace.triton.engine_client import EngineClient
@@ -54,6 +55,7 @@ class Relay:
         self._looks: dict[str, Reconciler] = {}
         self._ends: dict[str, asyncio.Event] = {}
         """Set at each end, by replica, where someone waits for a worker to be idle."""
+        self.doors = DoorWatch()
         self._numbers = itertools.count(1)
         self._successes = SlidingCount(RECENT_S)
         self._extra_attempts = SlidingCount(RECENT_S)
@@ -128,6 +130,8 @@ class Relay:
         """Something has happened that may let others start, or time has passed."""
         self.ledger.advance(now)
         self._flush()
+        if self.doors.have_changed(self.ledger, now):
+            self.ask_loads()
         due = self.ledger.next_due()
         if due == self._timer_at:
             return
