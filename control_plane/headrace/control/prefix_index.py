@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
-from itertools import islice
 
 BLOCK_BYTES = 256
 BLOCK_TOKENS = 64
@@ -88,18 +87,26 @@ class PrefixIndex:
     def __len__(self) -> int:
         return self._count
 
-    def holders(self, blocks: tuple[bytes, ...], most: int = 2) -> list[str]:
-        """Replicas that keep the longest beginning of a prompt, the latest to use it first; at most `most`."""
-        low, high = 0, len(blocks)
-        if blocks and blocks[-1] in self._holders:
-            low = high  # all of it: the usual end of a search, and much the dearest
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._holders:
-                low = middle
-            else:
-                high = middle - 1
-        return list(islice(reversed(self._holders[blocks[low - 1]]), most)) if low else []
+    def keeper(self, blocks: tuple[bytes, ...]) -> str:
+        """The replica that keeps the longest beginning of a prompt, the latest to use it; "": none keeps any."""
+        holders = self._holders
+        if not blocks or blocks[0] not in holders:
+            return ""
+        found = holders.get(blocks[-1])  # all of it: the usual end of a search, and much the dearest
+        if found is None:
+            low, high = 1, len(blocks)
+            while low < high:
+                middle = (low + high + 1) // 2
+                if blocks[middle - 1] in holders:
+                    low = middle
+                else:
+                    high = middle - 1
+            found = holders[blocks[low - 1]]
+        return next(reversed(found))
+
+    def keepers(self, blocks: tuple[bytes, ...]) -> Container[str]:
+        """Replicas that keep any beginning of a prompt; of others `believed` need not be asked."""
+        return self._holders.get(blocks[0], ()) if blocks else ()
 
     def depth(self, replica: str, blocks: tuple[bytes, ...]) -> int:
         """Blocks of a prompt's beginning that a replica is believed to keep."""
