@@ -25,7 +25,7 @@ READY, LOADING = ReplicaState.READY, ReplicaState.LOADING
 SALT = salt("t", REVISION.name)
 
 
-def blocks(*numbers: int) -> tuple[bytes, ...]:
+def blocks(*numbers: int) -> tuple[int, ...]:
     return text_blocks([bytes([n]) * BLOCK_BYTES for n in numbers], SALT)
 
 
@@ -38,14 +38,14 @@ REPLICAS = st.fixed_dictionaries({
 })  # fmt: skip
 REPORTS = st.builds(
     ReplicaReport, NUMBERS, NUMBERS, st.sampled_from([0, 4, 64]), st.integers(0, 300), st.sampled_from([0, 200]),
-    st.one_of(st.none(), st.floats(0, 9)), st.sampled_from([0, 2]), st.sampled_from([0, 0, 4]),
+    st.one_of(st.none(), st.floats(0, 9)), st.sampled_from([0, 2]), st.sampled_from([0, 3, 4]),
     st.sampled_from([0.0, 50.0]),
 )  # fmt: skip
 DEMANDS = st.builds(
     lambda prompt, extra, **fields: Demand(len(prompt) * BLOCK_BYTES + extra, blocks=blocks(*prompt), **fields),
     PROMPTS, st.integers(0, 99), is_tokens=st.booleans(), output_tokens=st.integers(0, 500),
     affinity=st.integers(0, 3), zones=st.sampled_from([frozenset(), frozenset(), frozenset("ab"), frozenset("a")]),
-    priority=st.integers(1, 4),
+    priority=st.integers(2, 4),
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
             fleet.routing.admitted(token, 64 * len(prompt), 0, 0.5)
         fleet.routing.first_output(token, 1.0)
         fleet.routing.ended(token, None, 1.0 + times)
-    for one, report, at in draw(st.lists(st.tuples(name, REPORTS, st.floats(0, NOW)), max_size=12)):
+    for one, report, at in draw(st.lists(st.tuples(name, REPORTS, st.floats(0, NOW)), min_size=2, max_size=12)):
         fleet.routing.report(f"replicas/{one}", report, at)
     for one in draw(some):
         for n in range(3):

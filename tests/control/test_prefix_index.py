@@ -46,7 +46,7 @@ def test_a_huge_prompt_is_hashed_up_to_a_bound() -> None:
     assert token_blocks([-1] * 64, SALT) != token_blocks([1] * 64, SALT)
 
 
-def prompt(*blocks: int) -> tuple[bytes, ...]:
+def prompt(*blocks: int) -> tuple[int, ...]:
     return text_blocks([bytes([n]) * BLOCK_BYTES for n in blocks], SALT)
 
 

@@ -28,7 +28,7 @@ class Demand:
     is_tokens: bool = False
     output_tokens: int = 0
     """Most of them."""
-    blocks: tuple[bytes, ...] = ()
+    blocks: tuple[int, ...] = ()
     """Hashes of its beginning; headrace.control.prefix_index."""
     affinity: int = 0
     """Its session; headrace.control.affinity. 0: none."""
