@@ -37,22 +37,36 @@ class Door:
     at: float
     sent: int = 0
 
+    def refuses(self, priority: int, tenant: str, now: float) -> bool:
+        """Whether it would refuse a tenant's request of that priority."""
+        if priority >= Priority.CRITICAL or now - self.at > REPORT_AGE_MAX_S:
+            return False
+        if priority < self.admits_from or (tenant, priority) in self.shares:
+            return True
+        # Full, it says itself who may still come, in `admits_from`. This is for the moment until it does.
+        return 0 < self.room <= self.sent
+
+    def is_for_share(self, priority: int, tenant: str) -> bool:
+        """Whether it is its tenant's share that a request is refused for."""
+        return priority >= self.admits_from and (tenant, priority) in self.shares
+
 
 class Doors:
     """Of one Router."""
 
     def __init__(self) -> None:
-        self._doors: dict[str, Door] = {}
+        self.by_replica: dict[str, Door] = {}
+        """To be read only."""
 
     def __len__(self) -> int:
-        return len(self._doors)
+        return len(self.by_replica)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._doors)
+        return iter(self.by_replica)
 
     def __contains__(self, replica: object) -> bool:
         """Whether a replica has little room or refuses somebody."""
-        return replica in self._doors
+        return replica in self.by_replica
 
     def report(
         self, replica: str, *, admits_from: int, now: float, room: int | None = None, shares: Shares = frozenset()
@@ -67,38 +81,33 @@ class Doors:
             shares: who may not add to what waits there.
         """
         if admits_from <= Priority.SHEDDABLE and not shares and (room is None or room > ROOM_KEPT):
-            self._doors.pop(replica, None)
+            self.by_replica.pop(replica, None)
             return
         left = ROOM_KEPT + 1 if room is None else room
-        self._doors[replica] = Door(min(admits_from, Priority.CRITICAL), left, shares, now)
+        self.by_replica[replica] = Door(min(admits_from, Priority.CRITICAL), left, shares, now)
 
     def forget(self, replica: str) -> None:
         """It is gone, or another one has come in its place."""
-        self._doors.pop(replica, None)
+        self.by_replica.pop(replica, None)
 
     def sent(self, replica: str) -> None:
         """An attempt goes there, which no report knows yet."""
-        door = self._doors.get(replica)
+        door = self.by_replica.get(replica)
         if door is not None:
             door.sent += 1
 
     def ended(self, replica: str) -> None:
         """An attempt there is over, refused or not."""
-        door = self._doors.get(replica)
+        door = self.by_replica.get(replica)
         if door is not None and door.sent:
             door.sent -= 1
 
     def refuses(self, replica: str, priority: int, tenant: str, now: float) -> bool:
         """Whether a replica would refuse a tenant's request of that priority."""
-        door = self._doors.get(replica)
-        if door is None or priority >= Priority.CRITICAL or now - door.at > REPORT_AGE_MAX_S:
-            return False
-        if priority < door.admits_from or (tenant, priority) in door.shares:
-            return True
-        # Full, it says itself who may still come, in `admits_from`. This is for the moment until it does.
-        return 0 < door.room <= door.sent
+        door = self.by_replica.get(replica)
+        return door is not None and door.refuses(priority, tenant, now)
 
     def is_for_share(self, replica: str, priority: int, tenant: str) -> bool:
         """Whether it is its tenant's share that a request is refused for."""
-        door = self._doors.get(replica)
-        return door is not None and priority >= door.admits_from and (tenant, priority) in door.shares
+        door = self.by_replica.get(replica)
+        return door is not None and door.is_for_share(priority, tenant)

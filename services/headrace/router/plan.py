@@ -140,7 +140,7 @@ class Planner:
             plan.revision,
             plan.demand,
             tried=tried,
-            failed=routing.loads.domains(tried),
+            failed=routing.loads.domains(tried) if tried else (),
             reachable=self._routes.is_reachable,
             random=random.random,
             now=time.monotonic(),
