@@ -38,6 +38,7 @@ from headrace.router.service import InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
 from headrace.rpc.server import Server
+from headrace.runtime.tasks import cancel_and_wait
 
 DEADLINE_S = 10.0
 T = TypeVar("T")
@@ -247,7 +248,7 @@ async def running(
     explainer = Explainer(RouterSettings(**settings), routes)
     admin.add(
         router_pb.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(service.sharing, explainer),
+        RouterService(here, service.sharing, service.lookups, explainer),
         serializers=ADMIN_SERIALIZERS,
     )
     if store is not None:
@@ -255,7 +256,9 @@ async def running(
         service.sharing.keys.use(store, admin.endpoint)
     server = client_server(service_settings, service, metrics)
     await server.start()
-    tending = asyncio.create_task(_tend(service))
+    tending = [asyncio.create_task(_tend(service))]
+    if store is not None:
+        tending.append(asyncio.create_task(service.elsewhere.fleet.run(store)))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await scheduler.attached.wait()
@@ -267,7 +270,7 @@ async def running(
             stub = InferenceServiceStub(channel)
             yield Harness(scheduler, stub, channel, server.endpoint, service, routes, metrics, admin)
     finally:
-        tending.cancel()
+        await cancel_and_wait(*tending)
         await routes.close()
         await server.stop(0)
         await service.sharing.close()

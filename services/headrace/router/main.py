@@ -54,7 +54,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)
     admin.add(
         router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(service.sharing, Explainer(settings, routes)),
+        RouterService(here, service.sharing, service.lookups, Explainer(settings, routes)),
         serializers=ADMIN_SERIALIZERS,
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -83,11 +83,12 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             tasks = [
                 group.create_task(follower.run(), name="snapshot-follower"),
                 group.create_task(report.run(), name="service-report"),
+                group.create_task(service.elsewhere.fleet.run(store), name="fleet"),
                 group.create_task(_tend(server, service, routes, follower, metrics), name="tend"),
             ]
             await stop.wait()
             get_logger().info("draining", requests=len(service.sessions), grace_s=settings.drain_grace_s)
-            await cancel_and_wait(tasks[2])
+            await cancel_and_wait(tasks[-1])
             await server.set_serving(False)
             await admin.set_serving(False)
             await service.drain(settings.drain_grace_s)

@@ -41,7 +41,7 @@ ANSWER_S = 3.0
 IDLE_S = 300.0
 """After this long without a use a connection to another Router is closed."""
 _LOOK_S = 2.0
-_PAUSE_S = 0.25
+PAUSE_S = 0.25
 
 
 class NotThere(Exception):
@@ -70,8 +70,10 @@ class Peers:
         return len(self._peers)
 
     @contextlib.asynccontextmanager
-    async def connected(self, endpoint: str) -> AsyncIterator[RouterServiceStub]:
-        """The RouterService at host:port, while the block runs. Connections that were not used for long are closed."""
+    async def connected(self, endpoint: str) -> AsyncIterator[Any]:
+        """The stub of the RouterService at host:port, while the block runs. Connections that were not used for long are
+        closed.
+        """
         peer = self._peers.get(endpoint)
         if peer is None:
             channel = grpc.aio.insecure_channel(endpoint, options=[*CLIENT_OPTIONS, *BOUNDED_WINDOW])
@@ -147,7 +149,7 @@ class Relaying:
             finally:
                 call.cancel()
 
-    def _call(self, stub: RouterServiceStub, record: Record, *, cancel: bool = False) -> Any:
+    def _call(self, stub: Any, record: Record, *, cancel: bool = False) -> Any:
         return stub.RelayRequest(
             router_pb.RelayRequestRequest(
                 request=record.request,
@@ -175,7 +177,7 @@ class Relaying:
                 raise await self._peers.gone(self._found, self._position)
             if verdict is Verdict.UNREACHABLE:
                 raise _unreachable(record)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, record: Record) -> Answer | None:
         """Follow it as far as it goes; None: to its end."""
@@ -208,14 +210,10 @@ class Relaying:
             call.cancel()
 
     def _understood(self, error: grpc.aio.AioRpcError, *, is_relayed: bool) -> Answer:
-        failure = status.from_rpc_error(error)
-        if failure is None:
-            return Answer.SILENT
-        if is_relayed:
-            raise failure
-        if failure.reason is Reason.STALE_EPOCH:
-            return Answer.SUCCESSOR
-        if failure.reason is Reason.NOT_FOUND:
+        failure = (status.from_rpc_error(error) or Answer.SILENT) if is_relayed else heard(error)
+        if isinstance(failure, Answer):
+            return failure
+        if failure.reason is Reason.NOT_FOUND and not is_relayed:
             if self._is_begun:
                 raise forgotten(self._found.record)
             raise NotThere(unstarted=failure.metadata.get(UNSTARTED) == "true")
@@ -225,6 +223,16 @@ class Relaying:
         if not self._is_begun:
             self._is_begun = True
             await self._context.send_initial_metadata(replayed(self._found.record))
+
+
+def heard(error: grpc.aio.AioRpcError) -> Answer | Failure:
+    """What the end of a call to another Router says: of that Router, or of the request."""
+    failure = status.from_rpc_error(error)
+    if failure is None:
+        return Answer.SILENT
+    if failure.reason is Reason.STALE_EPOCH:
+        return Answer.SUCCESSOR
+    return failure
 
 
 def replayed(record: Record) -> tuple[tuple[str, str], ...]:
