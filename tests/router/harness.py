@@ -12,7 +12,6 @@ import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
-from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.errors import Failure
 from headrace.control.idempotency import Origin
@@ -28,10 +27,7 @@ from headrace.control.resources import (
     Sampling,
 )
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
-from headrace.router.admin import RouterService
-from headrace.router.explaining import Explainer
-from headrace.router.main import client_server
+from headrace.router.main import admin_server, client_server
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import InferenceService
@@ -244,13 +240,7 @@ async def running(
     here = Origin(f"routers/{name}", incarnation)
     service_settings = RouterSettings(listen="127.0.0.1:0", **{"request_bytes_max": 100_000, **settings})
     service = InferenceService(service_settings, routes, metrics, here)
-    admin = Server("127.0.0.1:0")
-    explainer = Explainer(RouterSettings(**settings), routes)
-    admin.add(
-        router_pb.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(here, service.sharing, service.lookups, explainer),
-        serializers=ADMIN_SERIALIZERS,
-    )
+    admin = admin_server(service_settings, service, routes, metrics)
     if store is not None:
         await admin.start()
         service.sharing.keys.use(store, admin.endpoint)

@@ -276,6 +276,25 @@ async def test_another_process_at_the_address_says_so_at_once() -> None:
         assert failure((await collect(resume(t.b, name, 0)))[1]).reason is Reason.IDEMPOTENCY_ORIGIN_LOST
 
 
+async def test_another_router_at_the_address_says_nothing_of_the_one_that_is_asked_for(monkeypatch: Any) -> None:
+    monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.5)
+    async with two() as t:
+        name = request_name(tag_of(Origin("routers/x", "x1")), "0" * 32)
+        for is_listed, reason in (
+            (True, Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE),
+            (False, Reason.IDEMPOTENCY_ORIGIN_LOST),
+        ):
+            t.store.register("routers/x", "x1", f"127.0.0.1:{t.way.port}")
+            await until(lambda: t.b.service.elsewhere.fleet.registered("routers/x") == "x1")
+            if not is_listed:
+                monkeypatch.setattr(elsewhere, "PATIENCE_S", 5.0)
+                t.store.unregister("routers/x")
+                await until(lambda: t.b.service.elsewhere.fleet.registered("routers/x") == "")
+            found = await asked(t.b, "GetRequest", name)
+            assert isinstance(found, Failure)
+            assert found.reason is reason
+
+
 async def test_one_that_is_silent_and_registered_is_not_called_gone(monkeypatch: Any) -> None:
     monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.5)
     monkeypatch.setattr(idempotency, "PATIENCE_S", 0.5)

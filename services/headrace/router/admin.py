@@ -7,12 +7,12 @@ from typing import Any
 
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb
 from headrace.api.router.v1 import router_service_pb2 as pb
-from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.errors import InvalidRequest, Violation
 from headrace.control.idempotency import Origin
 from headrace.control.request import CONFIRM_S
 from headrace.router.explaining import Explainer
 from headrace.router.lookups import Lookups
-from headrace.router.peers import ANSWER_S, RELAYED
+from headrace.router.peers import ANSWER_S, RELAYED, stale
 from headrace.router.relaying import Sharing
 from headrace.rpc.calls import Context
 from headrace.rpc.reading import FrameReader
@@ -85,4 +85,4 @@ class RouterService:
 
     def _check(self, incarnation: str) -> None:
         if incarnation != self._here.incarnation:
-            raise Failure(Reason.STALE_EPOCH, "This is another run of the Router's process.")
+            raise stale(self._here)

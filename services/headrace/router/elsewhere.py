@@ -28,7 +28,7 @@ from headrace.control.request import CONFIRM_S
 from headrace.router.fleet import Fleet
 from headrace.router.following import Writer
 from headrace.router.metrics import RouterMetrics
-from headrace.router.peers import ANSWER_S, PAUSE_S, RELAYED, heard
+from headrace.router.peers import ANSWER_S, PAUSE_S, RELAYED, Peers, heard
 from headrace.router.relaying import Sharing
 from headrace.router.session_parts import SessionReader
 from headrace.rpc import status
@@ -71,7 +71,7 @@ class Elsewhere:
             message = router_pb.LookUpRequestRequest(
                 request=name, tenant=tenant, incarnation=peer.origin.incarnation, cancel=cancel
             )
-            return await self._answer(peer, name, functools.partial(self._look_up, peer, message, context), PATIENCE_S)
+            return await self.answer(peer, name, functools.partial(self._look_up, peer, message, context), PATIENCE_S)
 
     async def resume(
         self, asked: pb.ResumeGenerateRequest, tenant: str, context: Context, *, interactive: bool
@@ -90,7 +90,7 @@ class Elsewhere:
                 after_sequence=asked.after_sequence,
                 interactive=interactive,
             )
-            resuming = Resuming(self, peer, frame, self._sharing.writer(Writer, context))
+            resuming = Resuming(self, self._sharing.peers, peer, frame, self._sharing.writer(Writer, context))
             await self._sharing.carry(resuming, interactive=interactive)
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class Elsewhere:
             )
         raise _unreachable(name, "This Router does not hear the store, and knows none that has given this name")
 
-    async def _answer(self, peer: Peer, name: str, ask: Callable[[], Awaitable[T | Answer]], patience_s: float) -> T:
+    async def answer(self, peer: Peer, name: str, ask: Callable[[], Awaitable[T | Answer]], patience_s: float) -> T:
         """Ask until there is an answer, or it is clear that there will be none."""
         silent_since: float | None = None
         while isinstance(answer := await ask(), Answer):
@@ -155,8 +155,9 @@ class Elsewhere:
     ) -> pb.Request | Answer:
         limits_s = [ANSWER_S + CONFIRM_S * message.cancel, context.time_remaining()]
         async with self._sharing.peers.connected(peer.admin_endpoint) as stub:
-            call = stub.LookUpRequest(message, timeout=min(s for s in limits_s if s is not None))
-            with _understood(call) as told:
+            timeout_s = min(s for s in limits_s if s is not None)
+            call = stub.LookUpRequest(message, timeout=timeout_s, metadata=self._sharing.peers.proof("LookUpRequest"))
+            with _understood(call, peer) as told:
                 answer: router_pb.LookUpRequestResponse = await call
                 return answer.request
         return told.answer
@@ -169,7 +170,7 @@ class _Told:
 
 
 @contextlib.contextmanager
-def _understood(call: Any) -> Iterator[_Told]:
+def _understood(call: Any, peer: Peer) -> Iterator[_Told]:
     """Raise what another Router says of the request; what it says of itself is the `answer`."""
     told = _Told()
     try:
@@ -183,7 +184,7 @@ def _understood(call: Any) -> Iterator[_Told]:
         # gRPC's way to say that the channel was closed: it is this Router that goes.
         raise Failure(Reason.DRAINING, "This Router is shutting down; use another one.") from None
     except grpc.aio.AioRpcError as error:
-        found = (status.from_rpc_error(error) or Answer.SILENT) if told.is_begun else heard(error)
+        found = (status.from_rpc_error(error) or Answer.SILENT) if told.is_begun else heard(error, peer.origin)
         if isinstance(found, Failure):
             raise found from None
         told.answer = found
@@ -194,9 +195,12 @@ def _understood(call: Any) -> Iterator[_Told]:
 class Resuming:
     """One call here that reads a request of another Router; `writer` is its end here."""
 
-    def __init__(self, elsewhere: Elsewhere, peer: Peer, resume: router_pb.Resumption, writer: Writer) -> None:
+    def __init__(
+        self, elsewhere: Elsewhere, peers: Peers, peer: Peer, resume: router_pb.Resumption, writer: Writer
+    ) -> None:
         self.writer = writer
         self._elsewhere = elsewhere
+        self._peers = peers
         self._peer = peer
         self._resume = resume
         self._acknowledged = 0
@@ -221,17 +225,17 @@ class Resuming:
         """
         name = self._resume.request
         # Only until it has begun: were a broken stream begun again from here, it could take a newer reader's place.
-        await self._elsewhere._answer(self._peer, name, self._ask, idempotency.PATIENCE_S)
+        await self._elsewhere.answer(self._peer, name, self._ask, idempotency.PATIENCE_S)
 
     async def _ask(self) -> Answer | None:
-        async with self._elsewhere._sharing.peers.connected(self._peer.admin_endpoint) as stub:
+        async with self._peers.connected(self._peer.admin_endpoint) as stub:
             return await self._read(stub)
 
     async def _read(self, stub: Any) -> Answer | None:
         ended = asyncio.Event()
-        call = stub.ResumeRequest(self._frames(ended))
+        call = stub.ResumeRequest(self._frames(ended), metadata=self._peers.proof("ResumeRequest"))
         try:
-            with _understood(call) as told:
+            with _understood(call, self._peer) as told:
                 async with asyncio.timeout(ANSWER_S):
                     told.is_begun = any(key == RELAYED for key, _ in await call.initial_metadata() or ())
                 while (message := await call.read()) is not grpc.aio.EOF:

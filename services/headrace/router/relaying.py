@@ -16,12 +16,24 @@ from headrace.router.call import Call, Heard
 from headrace.router.following import FollowingCall, Writer
 from headrace.router.idempotency import Found, Keys
 from headrace.router.metrics import RouterMetrics
-from headrace.router.peers import RELAYED, UNSTARTED, NotThere, Peers, Relaying, expired, forgotten, lost, replayed
+from headrace.router.peers import (
+    RELAYED,
+    UNSTARTED,
+    NotThere,
+    Peers,
+    Relaying,
+    expired,
+    forgotten,
+    lost,
+    replayed,
+    stale,
+)
 from headrace.router.plan import Plan
 from headrace.router.session import Session
 from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
 from headrace.rpc.calls import Context
+from headrace.rpc.proving import Secret
 
 _ROUNDS = 4
 
@@ -52,7 +64,8 @@ class Sharing:
         self._settings = settings
         self._sessions = sessions
         self._metrics = metrics
-        self.peers = Peers(keys)
+        secret = settings.admin_secret_file
+        self.peers = Peers(keys, Secret(secret, "router setting 'admin_secret_file'") if secret else None)
         """Connections to other Routers."""
 
     async def run(
@@ -114,7 +127,7 @@ class Sharing:
     async def relay(self, request: router_pb.RelayRequestRequest, context: Context) -> None:
         """RouterService.RelayRequest; writes the bytes of GenerateEvents."""
         if request.incarnation != self.keys.here.incarnation:
-            raise Failure(Reason.STALE_EPOCH, "This is another run of the Router's process.")
+            raise stale(self.keys.here)
         try:
             session = await self._here(request.request, request.tenant)
         except NotThere as answer:
