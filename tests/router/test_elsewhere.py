@@ -178,6 +178,21 @@ async def test_a_reader_that_does_not_read_holds_up_generation_elsewhere() -> No
             there.cancel()
 
 
+async def test_a_reader_that_does_not_read_is_told_so() -> None:
+    async with two(credit_window_tokens=4096, slow_consumer_s=0.5) as t:
+        name, call, dispatch = await begun(t, **CONTINUE)
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+        async with grpc.aio.insecure_channel(t.b.target, options=options) as channel:
+            message = pb.ResumeGenerateRequest(request=name, after_sequence=1)
+            there = InferenceServiceStub(channel).ResumeGenerate(message, timeout=DEADLINE_S)
+            await until(lambda: t.a.metrics.resumes == 1)
+            await collect(call)
+            await t.a.scheduler.deltas(dispatch.attempt, *["x" * 8000] * 60)
+            await until(lambda: counted(t.b, "resume", "SLOW_CONSUMER") == 1)
+            assert failure((await collect(there))[1]).reason is Reason.SLOW_CONSUMER
+            assert not t.b.service.sessions.followers
+
+
 @pytest.mark.parametrize("method", ["GetRequest", "CancelRequest", "resume"])
 async def test_another_tenants_request_does_not_exist_at_any_router(method: str) -> None:
     async with two(tenant_metadata="x-tenant") as t:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ import pytest
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
+from headrace.client import AsyncClient, Delta, FinishReason
 from headrace.control.errors import Failure, Reason
 from headrace.control.idempotency import PATIENCE_S
 from headrace.rpc import status
 from stack.engine_stats import engine_stats
 from stack.routers import routers
 from stack.waiting import until
+from support.etcd import TcpProxy
 from support.stack import SYNTHETIC, RunningStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -58,6 +62,48 @@ async def refusal(call: Any) -> Failure | None:
     except grpc.aio.AioRpcError as error:
         return status.from_rpc_error(error)
     return None
+
+
+class Balancer(TcpProxy):
+    """Gives each connection to the next of several ports."""
+
+    def __init__(self, ports: list[int]) -> None:
+        super().__init__(ports[0])
+        self._next = itertools.cycle(ports)
+        self.connections = 0
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._target_port = next(self._next)
+        self.connections += 1
+        await super()._accept(reader, writer)
+
+
+async def test_a_client_behind_a_balancer_needs_to_know_no_router(stack: RunningStack, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(secrets.token_hex(16))
+    before = engine_stats(stack, SYNTHETIC)["generated_tokens"]
+    async with contextlib.AsyncExitStack() as opened:
+        both = await opened.enter_async_context(routers(stack, tmp_path, "--admin-secret-file", str(secret)))
+        balancer = await opened.enter_async_context(Balancer([int(r.address.rpartition(":")[2]) for r in both]))
+        client = await opened.enter_async_context(AsyncClient(f"127.0.0.1:{balancer.port}"))
+        stream = client.generate(
+            "once", model=SYNTHETIC, max_tokens=400, ignore_eos=True, on_disconnect="continue", timeout_s=DEADLINE_S
+        )
+        tokens = 0
+        async for event in stream:
+            if isinstance(event, Delta):
+                tokens += len(event.token_ids)
+                if tokens // 100 >= balancer.connections:
+                    balancer.reset()
+        answer = stream.answer
+        assert (tokens, answer.finish_reason) == (400, FinishReason.LENGTH)
+        assert balancer.connections >= 4, "a connection for each hundred tokens, each at the other Router"
+        assert engine_stats(stack, SYNTHETIC)["generated_tokens"] - before == 400, "one execution"
+        found = []
+        for _ in range(4):
+            async with AsyncClient(f"127.0.0.1:{balancer.port}") as another:
+                found.append(await another.get_request(answer.request))
+        assert len({str(info) for info in found}) == 1
 
 
 async def test_it_is_looked_up_resumed_and_cancelled_at_the_other_one(stack: RunningStack, tmp_path: Path) -> None:
