@@ -209,7 +209,7 @@ class Resuming:
 
     def acknowledge(self, reader: SessionReader, sequence: int) -> None:
         """The caller has read up to `sequence`."""
-        self._acknowledged = max(self._acknowledged, sequence)
+        self._acknowledged = sequence
         self._wake.set()
 
     def cancel(self) -> None:
@@ -255,7 +255,7 @@ class Resuming:
         yield router_pb.ResumeRequestRequest(resume=self._resume)
         acknowledged = 0
         while self._resume.interactive and not ended.is_set():
-            if self._acknowledged > acknowledged:
+            if self._acknowledged != acknowledged:
                 acknowledged = self._acknowledged
                 yield router_pb.ResumeRequestRequest(acknowledge=pb.Acknowledge(sequence=acknowledged))
             elif self._is_cancelled:
