@@ -12,6 +12,7 @@ from headrace.control.load_view import LoadView
 from headrace.control.request import RequestMachine
 from headrace.control.retry_budget import RetryBudget
 from headrace.control.router_admission import RouterAdmission
+from headrace.control.wait_forecast import Flow
 from headrace.control.wait_queue import Waiting, WaitQueue
 from headrace.control.worker_queue import WorkerQueue
 
@@ -47,6 +48,11 @@ def tenants_take_no_turns(self: WaitQueue, entry: Waiting) -> None:
 )  # fmt: skip
 def nobody_is_refused(*_: Any, **__: Any) -> list[int]:
     return []
+
+
+@breaks((Flow, "rate"), aim="more than 0.5 s in vain", scenarios=("3x",))
+def what_will_come_first_is_not_foreseen(self: Flow, now: float) -> float:
+    return 0.0
 
 
 @breaks((RetryBudget, "balance"), aim="attempts per request", scenarios=("full outage",))

@@ -13,6 +13,8 @@ from sim_load.traffic import TENANTS, Call
 TTFT_SLO_S = 5.0
 AT_ONCE_S = 0.25
 """A request that is refused by then is refused at once; later it has waited in vain."""
+LONG_S = 0.5
+"""A wait in vain that is long."""
 
 
 class Tally:
@@ -30,6 +32,8 @@ class Tally:
         """Calls refused at once, by where and why."""
         self.vain: Counter[str] = Counter()
         """Calls that waited and were then refused, by why."""
+        self.long_vain = 0
+        """Of them, those that came in the window and waited long."""
         self.accepted = 0
         """Calls whose answer began."""
         self.failed = 0
@@ -83,6 +87,7 @@ class Tally:
         reason = record.reason.name if record.reason is not None else ""
         if record.first_output_at is None:
             (self.refusals if now - received_at <= AT_ONCE_S else self.vain)[reason] += 1
+            self.long_vain += now - received_at > LONG_S and self._counts(call.at)
             return
         assert record.finish is not None
         self.ends[reason or record.finish.value] += 1
