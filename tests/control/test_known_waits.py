@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.control.known_waits import HOLD_MAX_S, KEYS_MAX, Asked, KnownWaits
 from headrace.control.priority import Priority
 
-ASKED = Asked("r", "tenants/a", Priority.STANDARD, 100, 50.0)
+ASKED = Asked("r", "tenants/a", Priority.STANDARD, 100, 50.0, 3.0)
 BOTH = ("one", "two")
 
 
@@ -57,6 +57,10 @@ def test_without_a_replica_placement_says_why() -> None:
         ({"deadline_at": 51.0}, True),
         ({"deadline_at": 49.0}, False),
         ({"priority": Priority.BATCH}, True),
+        ({"priority": Priority.BATCH, "queue_s": 60.0}, False),
+        ({"queue_s": 3.2}, True),
+        ({"queue_s": 3.35}, False),
+        ({"queue_s": 1.0}, True),
         ({"priority": Priority.CRITICAL}, False),
         ({"tenant": "tenants/b"}, False),
         ({"revision": "q"}, False),
@@ -101,7 +105,7 @@ def test_a_refusal_holds_for_whoever_would_still_wait_too_long(
     expected: float, limit: float, after: float, tokens: int
 ) -> None:
     known = told(*BOTH, expected_s=expected, limit_s=limit)
-    refused = known.refuses(dataclasses.replace(ASKED, tokens=tokens), BOTH, 10.0 + after) is not None
+    refused = known.refuses(dataclasses.replace(ASKED, tokens=tokens, queue_s=limit), BOTH, 10.0 + after) is not None
     if refused:
         assert expected - after > limit - 1e-6, "by then it might have been taken"
         assert tokens >= ASKED.tokens

@@ -209,6 +209,15 @@ def test_one_that_has_just_been_served_is_passed_by_those_who_come():
     assert all(r.rate > 0 for r in rivals)
 
 
+def test_another_tenant_whose_turn_has_not_come_does_not_go_before_one_that_is_owed_a_request():
+    queue = queue_of(waiting(1, "a", cost=100, deadline_at=1.0), waiting(2, "a", cost=300))
+    rival = queue.ahead_of(waiting(9, cost=300), 0.5).rivals[0]
+    assert rival.most > 0
+    assert queue.next(0.0, may_start=lambda _: True, fits=lambda _: True).token == 1
+    rival = queue.ahead_of(waiting(9, cost=300), 0.5).rivals[0]
+    assert (rival.work, rival.most) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_where_nobody_comes_later_what_is_foreseen_is_what_happens(seed):
     """Give or take one request of each tenant, since requests are not cut."""

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.control.priority import Priority
 from sim_load.tally import TTFT_SLO_S, jain, percentile
 from sim_load.traffic import Traffic
-from sim_load.world import Scenario, World, capacity
+from sim_load.world import TTFT_DEFAULT_S, Scenario, World, capacity
 
 GOODPUT_SHARE = 0.95
 JAIN = 0.95
@@ -21,6 +21,7 @@ JAIN_OF_ALL = 0.6
 """Where all ask more than their share and one ten times more than the others. Turns alone cannot make it 1: at any one
 worker most tenants wait only now and then, and the one always."""
 ALL_ASK = "1.5 by each, 15 by one"
+SLOS = {"3x": TTFT_SLO_S, "3x, first tokens in 10 s": TTFT_DEFAULT_S}
 VAIN_SHARE = 0.1
 """Of all calls, those that may wait for long in vain where three times as many come as can be served."""
 STALE_VAIN = 0.02
@@ -45,7 +46,7 @@ class Outcome:
     """Of calls after warming up, those that waited for more than half a second in vain."""
     resends: int
     goodput: float
-    """Answers a second that began within the SLO and were whole before their deadline."""
+    """Answers a second that began within the SLO, where somebody waits, and were whole before their deadline."""
     goodput_tokens: float
     """Tokens of those answers, a second."""
     ttft_p50_s: float
@@ -141,10 +142,12 @@ def aims(outcomes: list[Outcome]) -> list[Aim]:
         share = over.goodput_tokens / best if best else 0.0
         found.append(Aim("goodput at 3x, in tokens, of its best", f"{share:.1%}", share >= GOODPUT_SHARE))
     if over is not None:
-        ttft_s = over.ttft_p99_s
-        found.append(Aim(f"p99 TTFT at 3x, s (SLO {TTFT_SLO_S:g})", f"{ttft_s:.2f}", 0.0 < ttft_s <= TTFT_SLO_S))
         share = over.long_vain_share
         found.append(Aim("more than 0.5 s in vain at 3x (at most 10 %)", f"{share:.1%}", share <= VAIN_SHARE))
+    for name, slo_s in SLOS.items():
+        if name in ours:
+            ttft_s = ours[name].ttft_p99_s
+            found.append(Aim(f"p99 TTFT, s (SLO {slo_s:g}): {name}", f"{ttft_s:.2f}", 0.0 < ttft_s <= slo_s))
     for one in outcomes:
         if one.policy == "headrace" and one.scenario in FAIR:
             found.append(Aim(f"Jain's index of equal tenants: {one.scenario}", f"{one.jain:.3f}", one.jain >= JAIN))

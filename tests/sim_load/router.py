@@ -62,7 +62,8 @@ class Router:
         rng: its source of chance.
         tokens: numbers of attempts, of the whole world.
         attempts_max: attempts of one request.
-        queue_s: longest wait for a slot.
+        queue_s: `queue_timeout_s`.
+        ttft_s: `ttft_target_s`.
         choose: a policy to compare with; None: the production's.
     """
 
@@ -76,6 +77,7 @@ class Router:
         *,
         attempts_max: int,
         queue_s: float,
+        ttft_s: float,
         choose: Choose | None,
     ) -> None:
         self.clock = clock
@@ -85,6 +87,7 @@ class Router:
         self.rng = rng
         self.attempts_max = attempts_max
         self.queue_s = queue_s
+        self.ttft_s = ttft_s
         self.routing = Routing()
         self.quotas = Quotas()
         self.admission = RouterAdmission(requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random)

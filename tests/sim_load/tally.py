@@ -20,8 +20,11 @@ LONG_S = 0.5
 class Tally:
     """See the module. Rates are those of what ended in the window."""
 
-    def __init__(self, window: tuple[float, float], trouble: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, window: tuple[float, float], trouble: tuple[float, float] | None = None, slo_s: float = TTFT_SLO_S
+    ) -> None:
         self.window = window
+        self.slo_s = slo_s
         self.trouble = trouble
         """While something is broken."""
         self.requests = self.attempts = 0
@@ -48,6 +51,7 @@ class Tally:
         """Calls, by tenant, in the window."""
         self.good_calls: Counter[str] = Counter()
         self.ttfts: list[float] = []
+        """Of STANDARD and above: nobody waits for the first token of what is below."""
         self.longest_wait_s = 0.0
         self.open: set[int] = set()
         """Calls that have not heard their end; for the laws."""
@@ -70,7 +74,7 @@ class Tally:
     def began(self, call: Call, ttft_s: float, now: float) -> None:
         """An answer begins."""
         self.accepted += 1
-        if now >= self.window[0]:
+        if now >= self.window[0] and call.priority >= Priority.STANDARD:
             self.ttfts.append(ttft_s)
         self.longest_wait_s = max(self.longest_wait_s, ttft_s)
         self._served(call, now)
@@ -94,7 +98,8 @@ class Tally:
         if not record.finish.is_ok or now > received_at + call.deadline_s:
             self.failed += 1
             return
-        if record.first_output_at - received_at <= TTFT_SLO_S and self._counts(now):
+        is_soon = record.first_output_at - received_at <= self.slo_s or call.priority < Priority.STANDARD
+        if is_soon and self._counts(now):
             self.good += 1
             self.good_calls[call.tenant] += 1
             self.good_tokens += call.output

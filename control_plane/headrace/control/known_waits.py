@@ -1,9 +1,9 @@
 """Refusals that a Router need not ask for again: a replica has just said that such a request would wait too long.
 
 A wait shrinks no faster than time passes. So a replica that foresees 3.4 s for a request that may wait 3 s refuses, for
-0.4 s, everything that would stand behind it: what is of the same tenant, of no higher priority, no smaller, with no
-earlier deadline. Where every replica has said so, the Router refuses at once, and a caller that sends again and again
-costs neither a Scheduler's time nor a way there and back.
+0.4 s, everything that would stand behind it and may wait no longer: what is of the same tenant, of no higher priority,
+no smaller, with no earlier deadline. Where every replica has said so, the Router refuses at once, and a caller that
+sends again and again costs neither a Scheduler's time nor a way there and back.
 
 CRITICAL is left out: it always gets its try. Sans-io; instants are monotonic seconds; O(replicas) where all have
 refused, else O(1).
@@ -32,6 +32,8 @@ class Asked:
     tokens: int
     """Prompt and output, estimated."""
     deadline_at: float
+    queue_s: float
+    """How long it may wait for a slot; infinite: until its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,13 @@ class _Refused:
     deadline_at: float
     until: float
     retry_at: float
+    slot_at: float
+    """When it would have had its slot."""
 
     def covers(self, asked: Asked, now: float) -> bool:
         """Whether `asked` would stand behind the one that was refused."""
-        return now < self.until and asked.tokens >= self.tokens and asked.deadline_at >= self.deadline_at
+        is_behind = asked.tokens >= self.tokens and asked.deadline_at >= self.deadline_at
+        return now < self.until and is_behind and now + asked.queue_s < self.slot_at
 
 
 class KnownWaits:
@@ -73,7 +78,7 @@ class KnownWaits:
         if known is not None and known.until > now and known.tokens < asked.tokens:
             return  # it says more
         until = now + min(expected_s - limit_s, HOLD_MAX_S)
-        by_replica[replica] = _Refused(asked.tokens, asked.deadline_at, until, now + retry_after_s)
+        by_replica[replica] = _Refused(asked.tokens, asked.deadline_at, until, now + retry_after_s, now + expected_s)
 
     def refuses(self, asked: Asked, replicas: Collection[str], now: float) -> float | None:
         """Whether every one of the replicas would refuse it.

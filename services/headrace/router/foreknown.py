@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -87,6 +88,12 @@ class _Names(Collection[str]):
 
 
 def _asked(plan: Plan) -> Asked:
+    budget = plan.budget
     return Asked(
-        plan.revision.name, plan.caller.tenant.name, plan.priority, demand_of(plan).tokens, plan.budget.deadline_at
+        plan.revision.name,
+        plan.caller.tenant.name,
+        plan.priority,
+        demand_of(plan).tokens,
+        budget.deadline_at,
+        math.inf if budget.queue_s is None else budget.queue_s,
     )
