@@ -44,7 +44,7 @@ def tenants_take_no_turns(self: WaitQueue, entry: Waiting) -> None:
 @breaks(
     (WorkerQueue, "check_deadline"), (AttemptLedger, "_make_room"), (AttemptLedger, "_expire"),
     (AttemptLedger, "_check_time"), (RequestMachine, "tick"),
-    aim="p99 TTFT", scenarios=("3x",),
+    aim="p99 TTFT, s", scenarios=("3x",),
 )  # fmt: skip
 def nobody_is_refused(*_: Any, **__: Any) -> list[int]:
     return []
@@ -60,7 +60,7 @@ def retries_have_no_budget(self: RetryBudget, now: float) -> float:
     return 100.0
 
 
-@breaks((LoadView, "weight"), aim="in vain", scenarios=("reports 5 s old",))
+@breaks((LoadView, "weight"), aim="p99 TTFT with reports", scenarios=("reports 5 s old",))
 def the_age_of_reports_is_ignored(self: LoadView, standing: Any, now: float) -> float:
     return 1.0 if standing.report is not None else 0.0
 
