@@ -163,14 +163,17 @@ class TenantRing(Generic[E]):
     def most(self, tenant: str, need: float, cost: float) -> float:
         """Tokens that a tenant may get while turns give `need` for each unit of weight.
 
-        One that does not wait may come meanwhile with requests of `cost`; where a turn would do for the other one, it
-        comes behind it.
+        One that does not wait may come meanwhile with requests of `cost`, where `passes` says so.
         """
         kept = self._tenants.get(tenant)
         if kept is None:
-            return need + min(self._missed(tenant, 1.0), cost) if need > self._quantum else 0.0
+            return need + min(self._missed(tenant, 1.0), cost)
         spent = need * kept.weight + kept.deficit
         return spent if spent >= kept.entries[0].cost else 0.0
+
+    def passes(self, need: float) -> bool:
+        """Whether somebody who comes later may go before one that needs so much."""
+        return need > self._quantum
 
     def choose(self, fits: Callable[[E], bool]) -> Choice[E] | None:
         """Who is next of those that fit; changes nothing."""

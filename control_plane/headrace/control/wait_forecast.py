@@ -60,9 +60,14 @@ class Arrivals:
         if len(self._tenants) > TENANTS_MAX:
             self._tenants.popitem(last=False)
 
-    def rates(self, now: float) -> Iterator[tuple[str, float]]:
-        """Work a second, by tenant."""
-        return ((tenant, flow.rate(now)) for tenant, flow in self._tenants.items())
+    def __iter__(self) -> Iterator[str]:
+        """The tenants."""
+        return iter(self._tenants)
+
+    def rate(self, tenant: str, now: float) -> float:
+        """Work a second that comes of a tenant."""
+        flow = self._tenants.get(tenant)
+        return 0.0 if flow is None else flow.rate(now)
 
 
 @dataclass(frozen=True, slots=True)

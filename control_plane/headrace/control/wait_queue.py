@@ -262,17 +262,20 @@ class WaitQueue:
 
     def _rivals(self, entry: Waiting, line: _Line, now: float) -> Iterator[Rival]:
         """The other tenants of its priority that wait, or have come of late."""
-        arrivals = self._arrivals.get(entry.priority)
-        rates = dict(arrivals.rates(now)) if arrivals is not None else {}
-        need = line.ring.need(entry.tenant, entry, entry.weight)
+        ring, need = line.ring, line.ring.need(entry.tenant, entry, entry.weight)
+        come = self._arrivals.get(entry.priority)
+        for tenant, waits in line.tenants.items():
+            most = ring.most(tenant, need, 0) * waits.work / waits.cost if tenant != entry.tenant else 0.0
+            if most > 0:
+                rate = come.rate(tenant, now) if come is not None and most > waits.work else 0.0
+                yield Rival(waits.work, rate, most)
+        if come is None or not ring.passes(need):
+            return
         usual = line.total if line.arrivals else entry  # where nobody waits, they are taken for its like
-        for tenant in {**line.tenants, **rates}:
-            if tenant == entry.tenant:
-                continue
-            waits = line.tenants.get(tenant)
-            has = usual if waits is None else waits
-            most = line.ring.most(tenant, need, entry.cost) * has.work / has.cost
-            yield Rival(0.0 if waits is None else waits.work, rates.get(tenant, 0.0), most)
+        for tenant in come:
+            if tenant not in line.tenants and tenant != entry.tenant:
+                most = ring.most(tenant, need, entry.cost) * usual.work / usual.cost
+                yield Rival(0.0, come.rate(tenant, now), most)
 
     def _paid_at(self, entry: Waiting, line: _Line) -> float:
         """Work until its priority is owed what those of it who wait, and it, will cost; infinite: nothing is kept."""
