@@ -71,6 +71,28 @@ def test_only_what_would_stand_behind_it_is_refused(change: dict[str, Any], *, i
     assert (known.refuses(dataclasses.replace(ASKED, **change), BOTH, 10.1) is not None) is is_refused
 
 
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({}, True),
+        ({"deadline_at": 12.9}, True),
+        ({"deadline_at": 13.1}, False),  # by then it would be done
+        ({"deadline_at": 11.9}, False),  # it comes earlier within its tenant
+        ({"queue_s": 0.1}, True),
+        ({"queue_s": 60.0}, True),  # how long it may wait does not help it
+        ({"tokens": 99, "deadline_at": 12.5}, False),
+    ],
+)
+def test_what_would_miss_its_deadline_behind_one_that_does_is_refused(
+    change: dict[str, Any], *, is_refused: bool
+) -> None:
+    known, late = KnownWaits(), dataclasses.replace(ASKED, deadline_at=12.0)
+    for replica in BOTH:
+        known.learn(late, replica, expected_s=3.0, limit_s=2.0, retry_after_s=2.5, now=10.0, is_deadline=True)
+    assert (known.refuses(dataclasses.replace(late, **change), BOTH, 10.1) is not None) is is_refused
+    assert known.refuses(late, BOTH, 10.0 + HOLD_MAX_S) is None
+
+
 def test_a_higher_priority_is_asked_for_and_critical_is_never_learned() -> None:
     known = told(*BOTH, asked=dataclasses.replace(ASKED, priority=Priority.BATCH))
     assert known.refuses(ASKED, BOTH, 10.0) is None

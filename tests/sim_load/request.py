@@ -118,13 +118,15 @@ class Request:
             return
         replica_of = {one.token: one.replica for one in machine.attempted}
         for token, failure in self.too_long:
+            is_deadline = failure.reason is Reason.DEADLINE_UNMEETABLE
             self.router.known_waits.learn(
                 self._asked,
                 replica_of[token],
                 expected_s=float(failure.metadata["expectedMs"]) / 1000,
-                limit_s=float(failure.metadata["limitMs"]) / 1000,
+                limit_s=float(failure.metadata["remainingMs" if is_deadline else "limitMs"]) / 1000,
                 retry_after_s=failure.retry_after_s or 0.0,
                 now=self.router.clock.now,
+                is_deadline=is_deadline,
             )
 
     def _send(self, replica: Replica, cause: AttemptCause, *, is_charged: bool) -> None:

@@ -279,7 +279,7 @@ class Router:
     def on_ended(self, token: int, version: int, end: AttemptEnd, failure: Failure | None) -> None:
         owner = self.owners.pop(token, None)
         if owner is not None:
-            if failure is not None and failure.metadata.get("stage") == "wait":
+            if failure is not None and failure.metadata.get("stage") in ("wait", "firstToken", "end"):
                 owner.too_long.append((token, failure))
             self.routing.ended(token, end.reason, self.clock.now)
             owner.on_ended(token, version, end)

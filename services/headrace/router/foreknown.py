@@ -58,16 +58,18 @@ class Foreknown:
             return
         for replica, ended in session.ends():
             failure = status.from_proto(ended.error)
-            if failure.reason is not Reason.OVERLOADED or failure.metadata.get("stage") != "wait":
+            is_deadline = failure.reason is Reason.DEADLINE_UNMEETABLE
+            if not is_deadline and failure.metadata.get("stage") != "wait":
                 continue
             with contextlib.suppress(KeyError, ValueError):
                 self.core.learn(
                     _asked(session.plan),
                     replica,
                     expected_s=float(failure.metadata["expectedMs"]) / 1000,
-                    limit_s=float(failure.metadata["limitMs"]) / 1000,
+                    limit_s=float(failure.metadata["remainingMs" if is_deadline else "limitMs"]) / 1000,
                     retry_after_s=failure.retry_after_s or 0.0,
                     now=time.monotonic(),
+                    is_deadline=is_deadline,
                 )
 
 
