@@ -62,7 +62,8 @@ class Router:
         rng: its source of chance.
         tokens: numbers of attempts, of the whole world.
         attempts_max: attempts of one request.
-        queue_s: longest wait for a slot.
+        queue_s: `queue_timeout_s`.
+        ttft_s: `ttft_target_s`.
         choose: a policy to compare with; None: the production's.
     """
 
@@ -76,6 +77,7 @@ class Router:
         *,
         attempts_max: int,
         queue_s: float,
+        ttft_s: float,
         choose: Choose | None,
     ) -> None:
         self.clock = clock
@@ -85,6 +87,7 @@ class Router:
         self.rng = rng
         self.attempts_max = attempts_max
         self.queue_s = queue_s
+        self.ttft_s = ttft_s
         self.routing = Routing()
         self.quotas = Quotas()
         self.admission = RouterAdmission(
@@ -274,7 +277,7 @@ class Router:
     def on_ended(self, token: int, version: int, end: AttemptEnd, failure: Failure | None) -> None:
         owner = self.owners.pop(token, None)
         if owner is not None:
-            if failure is not None and failure.metadata.get("stage") == "wait":
+            if failure is not None and failure.metadata.get("stage") in ("wait", "firstToken", "end"):
                 owner.too_long.append((token, failure))
             self.routing.ended(token, end.reason, self.clock.now)
             owner.on_ended(token, version, end)

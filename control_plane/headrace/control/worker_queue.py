@@ -233,11 +233,9 @@ class WorkerQueue:
             Failure: DEADLINE_UNMEETABLE; OVERLOADED where it is the longest wait that would not be kept.
         """
         queue_s = attempt.budget.queue_remaining_s(now)
-        limit_s = math.inf if queue_s is None else queue_s
         remaining_s = attempt.budget.deadline_at - now
         end_s = expected.end_s(expected.output_tokens) if attempt.max_tokens <= END_TOKENS_MAX else None
-        spare_s = min(limit_s, remaining_s - max(end_s or 0.0, expected.prefill_s or 0.0))
-        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now, spare_s)
+        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now)
         if queue_s is not None and wait_s > queue_s:
             said = {"expectedMs": _ms(wait_s), "limitMs": _ms(queue_s), "stage": "wait"}
             raise self._overloaded("It would wait longer than it may.", said, attempt.priority, now)
@@ -299,7 +297,7 @@ class WorkerQueue:
 
     def wait_s(self, priority: Priority, now: float) -> tuple[float, bool]:
         """What a request of middling size that came now would wait, and whether that was measured."""
-        return self._wait_s(self.waiting.work_ahead(priority, None, (math.inf, 0), 0.0), now)
+        return self._wait_s(self.waiting.work_ahead(priority), now)
 
     def prefill_tokens_per_s(self, now: float) -> int:
         """Prompt tokens a second of one prefill; 0: not known."""
@@ -323,30 +321,33 @@ class WorkerQueue:
         self._short_used_at = now
         return max(0, min(share, round(self._short_used)) - book.shorts)
 
-    def _wait_of(self, attempt: Attempt, expected: Expected, now: float, spare_s: float) -> float:
-        """Its wait, by measured times; the wait behind everybody of its priority where that is soon enough."""
-        most_s, is_measured = self.wait_s(attempt.priority, now)
-        if not is_measured:
+    def _wait_of(self, attempt: Attempt, expected: Expected, now: float) -> float:
+        """Its wait, by measured times; 0 where there are none."""
+        hold_s = self._times.hold_s(self.book.revision, now)
+        if hold_s is None or self._is_free(self.waiting.work_ahead(attempt.priority)):
             return 0.0
-        if most_s <= spare_s:
-            return most_s
         entry = self._entry(attempt, expected, now)
         entry.number = 1 << 62
-        ahead = self.waiting.work_ahead(attempt.priority, attempt.tenant, entry.order, entry.work)
-        return self._wait_s(ahead, now)[0]
+        before, width = self._before_all()
+        return self.waiting.ahead_of(entry, now).wait_s(width / hold_s, before)
 
     def _wait_s(self, ahead: float, now: float) -> tuple[float, bool]:
         """Wait behind so much work. It is counted in usual ones, so that it is right when their time is known."""
-        book = self.book
-        hold_s = self._times.hold_s(book.revision, now)
-        busy = book.active + book.staged
-        if ahead <= 0 and busy < self.limit:
+        if self._is_free(ahead):
             return 0.0, True
-        one_s = PRIOR_HOLD_S if hold_s is None else hold_s
+        hold_s = self._times.hold_s(self.book.revision, now)
+        before, width = self._before_all()
+        return (ahead + before) * (PRIOR_HOLD_S if hold_s is None else hold_s) / width, hold_s is not None
+
+    def _is_free(self, ahead: float) -> bool:
+        """Whether one that comes now, behind so much work, has its slot at once."""
+        return ahead <= 0 and self.book.active + self.book.staged < self.limit
+
+    def _before_all(self) -> tuple[int, int]:
+        """Usual ones that have to end before anybody who waits begins, and how many run at a time."""
+        busy = self.book.active + self.book.staged
         # Where KV is what is missing, fewer run than there are slots.
-        width = max(1, min(self.limit, busy))
-        staged_ahead = max(0, busy - self.limit)
-        return (ahead + staged_ahead + 1) * one_s / width, hold_s is not None
+        return max(0, busy - self.limit) + 1, max(1, min(self.limit, busy))
 
     def _overloaded(self, message: str, metadata: Mapping[str, str], priority: Priority, now: float) -> Failure:
         wait_s, is_measured = self.wait_s(priority, now)

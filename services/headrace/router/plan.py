@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headrace.adapters.tenant_codec import PRIORITIES
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.credit import WINDOW_MIN
-from headrace.control.deadlines import Budget
+from headrace.control.deadlines import Budget, longest_wait_s
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
 from headrace.control.filters import NO_DEMAND, Demand
@@ -110,7 +110,11 @@ class Planner:
             budget=Budget(
                 received_at,
                 deadline_at,
-                queue_s=settings.queue_timeout_s or None,
+                queue_s=longest_wait_s(
+                    Priority(generate.priority),
+                    queue_timeout_s=settings.queue_timeout_s,
+                    ttft_target_s=settings.ttft_target_s,
+                ),
                 execution_s=settings.execution_timeout_s or None,
             ),
             terms=Terms(

@@ -30,7 +30,15 @@ class RouterSettings(EtcdSettings):
     output_tokens_max: int = Field(8192, description="Most output tokens that one request may ask for.", ge=1)
     deadline_s_default: float = Field(600.0, description="Deadline of requests that set none, seconds.", gt=0)
     attempts_max: int = Field(3, description="Attempts for one request, all before its first token.", ge=1, le=5)
-    queue_timeout_s: float = Field(60.0, description="Longest wait for a slot, seconds; 0: only the deadline.", ge=0)
+    ttft_target_s: float = Field(
+        10.0,
+        description="First tokens of CRITICAL and STANDARD requests should be there in this time, seconds: one that"
+        " would wait for a slot for longer than four fifths of it is refused. 0: only 'queue_timeout_s' holds.",
+        ge=0,
+    )
+    queue_timeout_s: float = Field(
+        60.0, description="Longest wait for a slot, at any priority, seconds; 0: only the deadline.", ge=0
+    )
     execution_timeout_s: float = Field(
         0.0, description="Longest run of one attempt, seconds; 0: only the deadline.", ge=0
     )
