@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.doors import REPORT_AGE_MAX_S, ROOM_KEPT, Doors
+from headrace.control.doors import REPORT_AGE_MAX_S, ROOM_KEPT, Asking, Closed, Doors
 from headrace.control.priority import Priority
 
 STANDARD, BATCH, CRITICAL, SHEDDABLE = Priority.STANDARD, Priority.BATCH, Priority.CRITICAL, Priority.SHEDDABLE
-GREEDY = frozenset({("greedy", int(STANDARD))})
+GREEDY = (Closed("greedy", STANDARD),)
+LATE = (Closed("a", STANDARD, tokens=100, wait_s=3.0),)
+DUE = (Closed("a", STANDARD, tokens=100, wait_s=0.0, done_s=5.0),)
+
+
+def asking(priority: Priority = STANDARD, tenant: str = "a", **fields: Any) -> Asking:
+    return Asking(priority, tenant, **fields)
 
 
 @pytest.mark.parametrize(
-    ("said", "sent", "asks", "refused"),
+    ("said", "sent", "asks", "why"),
     [
-        ({"admits_from": 0}, 99, (STANDARD, "a"), False),
-        ({"admits_from": STANDARD}, 0, (BATCH, "a"), True),
-        ({"admits_from": STANDARD}, 0, (STANDARD, "a"), False),
-        ({"admits_from": 9}, 0, (STANDARD, "a"), True),
-        ({"admits_from": 9}, 0, (CRITICAL, "a"), False),
-        ({"admits_from": 0, "room": 2}, 1, (STANDARD, "a"), False),
-        ({"admits_from": 0, "room": 2}, 2, (STANDARD, "a"), True),
-        ({"admits_from": 0, "room": 2}, 2, (CRITICAL, "a"), False),
-        ({"admits_from": STANDARD, "room": 0}, 5, (STANDARD, "a"), False),
-        ({"admits_from": 0, "shares": GREEDY}, 0, (STANDARD, "greedy"), True),
-        ({"admits_from": 0, "shares": GREEDY}, 0, (STANDARD, "modest"), False),
-        ({"admits_from": 0, "shares": GREEDY}, 0, (BATCH, "greedy"), False),
+        ({"admits_from": 0}, 99, asking(), ""),
+        ({"admits_from": STANDARD}, 0, asking(BATCH), "replicas"),
+        ({"admits_from": STANDARD}, 0, asking(), ""),
+        ({"admits_from": 9}, 0, asking(), "replicas"),
+        ({"admits_from": 9}, 0, asking(CRITICAL), ""),
+        ({"admits_from": 0, "room": 2}, 1, asking(), ""),
+        ({"admits_from": 0, "room": 2}, 2, asking(), "replicas"),
+        ({"admits_from": 0, "room": 2}, 2, asking(CRITICAL), ""),
+        ({"admits_from": STANDARD, "room": 0}, 5, asking(), ""),
+        ({"admits_from": 0, "closed": GREEDY}, 0, asking(tenant="greedy"), "share"),
+        ({"admits_from": 0, "closed": GREEDY}, 0, asking(tenant="modest"), ""),
+        ({"admits_from": 0, "closed": GREEDY}, 0, asking(BATCH, "greedy"), ""),
+        ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=2.9), "wait"),
+        ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=3.1), ""),
+        ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=60, queue_s=2.9), ""),
+        ({"admits_from": 0, "closed": LATE}, 0, asking(CRITICAL, tokens=100, queue_s=2.9), ""),
+        ({"admits_from": 0, "closed": DUE}, 0, asking(tokens=100, deadline_at=15.0), "wait"),
+        ({"admits_from": 0, "closed": DUE}, 0, asking(tokens=100, deadline_at=15.1), ""),
     ],
     ids=[
         "admits all", "below", "at the lower bound", "all", "but critical always tries", "room left", "none left",
         "for critical there may be", "full: who may take a place is told", "its share is used", "not another's",
-        "nor at another priority",
+        "nor at another priority", "its wait is too long", "it may wait longer", "it is smaller", "critical may pass",
+        "it would be too late", "its deadline is later",
     ],
 )  # fmt: skip
-def test_whom_a_replica_refuses(said: dict[str, object], sent: int, asks: tuple[Priority, str], refused: bool) -> None:
+def test_whom_a_replica_refuses(said: dict[str, object], sent: int, asks: Asking, why: str) -> None:
     doors = Doors()
     doors.report("r", now=10.0, **said)  # type: ignore[arg-type]
     for _ in range(sent):
         doors.sent("r")
-    assert doors.refuses("r", *asks, 10.0) is refused
-    assert not doors.refuses("other", *asks, 10.0)
-    assert not doors.refuses("r", *asks, 10.01 + REPORT_AGE_MAX_S), "an old report refuses nobody"
+    assert doors.refuses("r", asks, 10.0) == why
+    assert not doors.refuses("other", asks, 10.0)
+    late = replace(asks, deadline_at=math.inf)
+    assert not doors.refuses("r", late, 10.01 + REPORT_AGE_MAX_S), "an old report refuses nobody"
     doors.forget("r")
-    assert not doors.refuses("r", *asks, 10.0)
+    assert not doors.refuses("r", asks, 10.0)
     assert not len(doors)
 
 
@@ -52,14 +70,14 @@ def test_an_attempt_that_ended_gives_its_place_back_and_a_report_knows_of_all_th
     doors = Doors()
     doors.report("r", admits_from=0, room=1, now=0.0)
     doors.sent("r")
-    assert doors.refuses("r", STANDARD, "a", 0.0)
+    assert doors.refuses("r", asking(), 0.0)
     doors.ended("r")
     doors.ended("r")
-    assert not doors.refuses("r", STANDARD, "a", 0.0)
+    assert not doors.refuses("r", asking(), 0.0)
     doors.sent("r")
-    assert doors.refuses("r", STANDARD, "a", 0.0), "what ended before is no room"
+    assert doors.refuses("r", asking(), 0.0), "what ended before is no room"
     doors.report("r", admits_from=0, room=1, now=0.1)
-    assert not doors.refuses("r", STANDARD, "a", 0.1)
+    assert not doors.refuses("r", asking(), 0.1)
 
 
 def test_a_replica_with_room_for_all_is_not_kept() -> None:
@@ -96,7 +114,7 @@ def test_nobody_is_refused_where_the_last_report_leaves_room(
         else:
             getattr(doors, kind)("r")
             sent = max(0, sent + (1 if kind == "sent" else -1))
-        if doors.refuses("r", priority, "a", 0.0):
+        if doors.refuses("r", asking(priority), 0.0):
             assert last is not None
             assert priority < CRITICAL
             assert priority < last[0] or sent >= last[1]

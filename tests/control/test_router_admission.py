@@ -8,92 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.attempt_book import waiting_max
 from headrace.control.doors import REPORT_AGE_MAX_S
-from headrace.control.errors import Failure, Reason
+from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
-from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
+from headrace.control.resources import ReplicaState
 from headrace.control.router_admission import (
-    LOOKED_AT_MAX,
     RETRY_MAX_S,
     SHARES,
-    VERDICT_S,
     Demand,
-    RouterAdmission,
 )
 from headrace.control.router_capacity import HEADROOM
-
-REVISION = Revision("m", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
-OTHER = Revision("other", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
-HOLDS = HEADROOM * (4 + waiting_max(4))
-"""Requests that one replica of these holds."""
-
-
-def replica(name: str, state: ReplicaState = ReplicaState.READY, zone: str = "") -> Replica:
-    return Replica(name, REVISION.name, "schedulers/s", "s:1", state, 1, 4, 256, FailureDomain(zone=zone))
-
-
-def admission(
-    *replicas: Replica,
-    requests_max: int = 10_000,
-    bytes_max: int = 10**9,
-    tokens_max: int = 0,
-    random: float = 0.5,
-    now: float = 0.0,
-) -> RouterAdmission:
-    made = RouterAdmission(requests_max=requests_max, bytes_max=bytes_max, tokens_max=tokens_max, random=lambda: random)
-    apply(made, *(replicas or (replica("a"),)), now=now)
-    return made
-
-
-def apply(made: RouterAdmission, *replicas: Replica, now: float) -> None:
-    made.apply(
-        (REVISION, OTHER), {REVISION.name: replicas}, is_usable=lambda r: r.name != "unreachable", routers=1, now=now
-    )
-
-
-def tell(
-    made: RouterAdmission,
-    name: str,
-    *,
-    now: float,
-    queue_wait_s: float | None = None,
-    waiting_max: int = 0,
-    **door: Any,
-) -> None:
-    """A report comes, as the Router takes it: first to the doors."""
-    made.doors.report(name, now=now, **door)
-    made.report(name, queue_wait_s=queue_wait_s, waiting_max=waiting_max)
-
-
-def demand(
-    priority: Priority = Priority.STANDARD,
-    *,
-    tokens: int = 1,
-    size: int = 1,
-    revision: Revision = REVISION,
-    tenant: str = "",
-    weight: float = 1.0,
-) -> Demand:
-    return Demand(revision.name, priority, tokens, size, tenant, weight)
-
-
-def admitted(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> int:
-    """How many of these are taken in until one is refused."""
-    for count in range(20_000):
-        try:
-            made.admit(wanted, now)
-        except Failure:
-            return count
-    raise AssertionError("there is no bound")
-
-
-def refusal(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> Failure:
-    with pytest.raises(Failure) as caught:
-        made.admit(wanted, now)
-    assert caught.value.reason is Reason.OVERLOADED
-    return caught.value
+from support.admissions import HOLDS, OTHER, REVISION, admission, admitted, apply, demand, refusal, replica, tell
 
 
 @pytest.mark.parametrize(
@@ -232,38 +158,6 @@ def test_reports_that_are_old_or_taken_back_refuse_nobody() -> None:
     refusal(made, demand(), 10.0)
     tell(made, "a", admits_from=0, queue_wait_s=None, now=10.01)
     made.admit(demand(), 10.01)
-
-
-def test_a_tenant_that_has_its_share_everywhere_is_refused_here_and_others_are_not() -> None:
-    made = admission(replica("a"), replica("b"))
-    tell(made, "a", admits_from=0, room=1, shares=frozenset({("greedy", int(STANDARD))}), now=0.0)
-    tell(made, "b", admits_from=CRITICAL, room=0, now=0.0)
-    told = refusal(made, demand(tenant="greedy"))
-    assert (told.metadata["bound"], told.metadata["of"]) == ("share", "replicas")
-    made.admit(demand(tenant="modest"), 0.0)
-    made.admit(demand(CRITICAL, tenant="greedy"), 0.0)
-
-
-def test_what_was_sent_into_the_last_place_refuses_until_the_next_report() -> None:
-    made = admission(replica("a"))
-    tell(made, "a", admits_from=0, room=1, now=0.0)
-    made.admit(demand(), 0.0)
-    made.doors.sent("a")
-    assert refusal(made, demand()).metadata["bound"] == "replicas"
-    tell(made, "a", admits_from=0, room=1, now=0.1)
-    made.admit(demand(), 0.1)
-
-
-def test_where_very_many_refuse_that_is_believed_for_a_moment() -> None:
-    many = [replica(f"r{n}") for n in range(LOOKED_AT_MAX + 1)]
-    made = admission(*many)
-    for one in many:
-        tell(made, one.name, admits_from=CRITICAL, now=0.0)
-    refusal(made, demand())
-    made.doors.forget("r0")
-    refusal(made, demand(), VERDICT_S / 2)
-    made.admit(demand(tenant="of another nobody knows"), VERDICT_S / 2)
-    made.admit(demand(), VERDICT_S + 0.01)
 
 
 def test_how_many_may_wait_is_taken_from_the_report() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.control.doors import Asking
 from headrace.control.errors import Failure, Reason
 from headrace.control.filters import STALE_EPOCH_S, Demand
 from headrace.control.load_view import ReplicaReport
@@ -50,7 +51,7 @@ def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
         ("zone excluded", {"zone": "dark"}, {}),
         ("capability", {"kv_cells": 99}, {"demand": Demand(prompt_size=100, is_tokens=True)}),
         ("not ready", {"state": ReplicaState.DRAINING}, {}),
-        ("refuses", {}, {"demand": Demand(priority=Priority.BATCH)}),
+        ("refuses", {}, {"demand": Demand(priority=Priority.BATCH, asking=Asking(Priority.BATCH, "t"))}),
     ],
 )
 def test_a_filter_excludes_and_is_named(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.control.doors import REPORT_AGE_MAX_S
+from headrace.control.doors import REPORT_AGE_MAX_S, Asking, Closed
 from headrace.control.errors import Failure, Reason
 from headrace.control.filters import Demand
 from headrace.control.load_view import ReplicaReport
@@ -14,10 +14,10 @@ from headrace.control.priority import Priority
 from support.fleets import Fleet, replica
 
 BATCH, STANDARD, CRITICAL = (
-    Demand(tenant="t", priority=p) for p in (Priority.BATCH, Priority.STANDARD, Priority.CRITICAL)
+    Demand(asking=Asking(p, "t"), priority=p) for p in (Priority.BATCH, Priority.STANDARD, Priority.CRITICAL)
 )
 FULL = ReplicaReport(4, 8, 4, room=0, admits_from=Priority.CRITICAL)
-ONE_PLACE = ReplicaReport(4, 7, 4, room=1, shares=frozenset({("t", int(Priority.STANDARD))}))
+ONE_PLACE = ReplicaReport(4, 7, 4, room=1, closed=(Closed("t", Priority.STANDARD),))
 
 
 def chosen(fleet: Fleet, demand: Demand, **facts: object) -> set[str]:

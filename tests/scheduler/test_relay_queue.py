@@ -122,7 +122,9 @@ async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse
     told = bench.told()
     (load,) = told.load.replicas
     assert (load.room, load.admits_from) == (1, 0)
-    assert [(one.tenant, one.priority) for one in load.shared_out] == [("greedy", inference_pb2.PRIORITY_STANDARD)]
+    assert [(one.tenant, one.priority, one.HasField("wait")) for one in load.closed] == [
+        ("greedy", inference_pb2.PRIORITY_STANDARD, False)
+    ]
     bench.dispatch(20, tenant="modest")
     (load,) = bench.told().load.replicas
     assert (load.room, load.admits_from) == (0, inference_pb2.PRIORITY_CRITICAL)

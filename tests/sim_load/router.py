@@ -178,7 +178,7 @@ class Router:
                 lowest,
                 float(load.prefill_tokens_per_s),
                 load.room,
-                load.shares,
+                load.closed,
             )
             self.routing.report(name, told, now, age_s)
             self.admission.report(name, queue_wait_s=load.queue_wait_s, waiting_max=load.waiting_max)

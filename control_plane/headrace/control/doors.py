@@ -1,9 +1,9 @@
-"""Which replicas would refuse a request, as their Schedulers have told: so that nobody asks in vain.
+"""Which replicas would refuse a request, as their Schedulers have told: so that hardly anybody asks in vain.
 
-A report says from which priority on a replica admits, how many more may come before its queue is full, and which
-tenants have their share of it already. It comes at once when one of these changes, so it is a few milliseconds old, and
-what this Router has sent meanwhile is counted against the room. A refusal that is known here costs the caller no way to
-a Scheduler and back.
+A report says from which priority on a replica admits, how many more may come before its queue is full, and to which
+tenants, of those that have asked of late, it is closed: they have their share of what waits, or would wait too long. It
+comes at once when one of these changes, so it is a few milliseconds old, and what this Router has sent meanwhile is
+counted against the room. A refusal that is known here costs the caller no way to a Scheduler and back.
 
 What is known is never trusted for long: a report older than `REPORT_AGE_MAX_S` refuses nobody, and CRITICAL always gets
 its try. Two Routers may still send to the last place at once; the Scheduler decides, and one of them is refused there.
@@ -13,18 +13,59 @@ Sans-io; instants are monotonic seconds; O(1) a question. Only replicas that hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from headrace.control.deadlines import HOP_MARGIN_S
 from headrace.control.priority import Priority
 
 REPORT_AGE_MAX_S = 2.5
 """An older report refuses nobody. Schedulers report each second, and whenever something changed."""
 ROOM_KEPT = 8
 """A replica with more room than this, that refuses nobody, is not kept: its next report comes before it is full."""
+LIKE = 1.25, 16
+"""A request is no smaller than another one if so many times its tokens, and so many more, are as many: Router and
+Scheduler estimate them each for itself."""
 
-Shares = frozenset[tuple[str, int]]
-"""Tenants, each with a priority, that may not add to what waits."""
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What matters of a request."""
+
+    priority: int
+    tenant: str
+    tokens: int = 0
+    """Prompt and output limit, estimated."""
+    queue_s: float = math.inf
+    """How long it may wait for a slot."""
+    deadline_at: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A replica is closed to a tenant's requests of a priority that are no smaller than the latest one was."""
+
+    tenant: str
+    priority: int
+    tokens: int = 0
+    wait_s: float = math.inf
+    """Such a one would wait so long for its slot; infinite: it is its tenant's share that it is refused for."""
+    done_s: float = 0.0
+    """Such a one would take so long to what its deadline is for; 0: that is not foreseen."""
+
+    @property
+    def is_for_share(self) -> bool:
+        """Whether it is closed for what else the tenant has waiting, however long it would wait."""
+        return self.wait_s == math.inf
+
+    def refuses(self, asking: Asking, now: float) -> bool:
+        """Whether it would refuse this one."""
+        if asking.tokens * LIKE[0] + LIKE[1] < self.tokens:
+            return False
+        if self.is_for_share:
+            return True
+        return asking.queue_s < self.wait_s or asking.deadline_at - HOP_MARGIN_S < now + self.done_s
 
 
 @dataclass(slots=True)
@@ -33,22 +74,21 @@ class Door:
 
     admits_from: int
     room: int
-    shares: Shares
+    closed: Mapping[tuple[str, int], Closed]
     at: float
     sent: int = 0
 
-    def refuses(self, priority: int, tenant: str, now: float) -> bool:
-        """Whether it would refuse a tenant's request of that priority."""
-        if priority >= Priority.CRITICAL or now - self.at > REPORT_AGE_MAX_S:
-            return False
-        if priority < self.admits_from or (tenant, priority) in self.shares:
-            return True
+    def refuses(self, asking: Asking, now: float) -> str:
+        """Why it would refuse a request: "replicas", "share" or "wait"; "" if it would not."""
+        if asking.priority >= Priority.CRITICAL or now - self.at > REPORT_AGE_MAX_S:
+            return ""
+        if asking.priority < self.admits_from:
+            return "replicas"
+        closed = self.closed.get((asking.tenant, asking.priority)) if self.closed else None
+        if closed is not None and closed.refuses(asking, now):
+            return "share" if closed.is_for_share else "wait"
         # Full, it says itself who may still come, in `admits_from`. This is for the moment until it does.
-        return 0 < self.room <= self.sent
-
-    def is_for_share(self, priority: int, tenant: str) -> bool:
-        """Whether it is its tenant's share that a request is refused for."""
-        return priority >= self.admits_from and (tenant, priority) in self.shares
+        return "replicas" if 0 < self.room <= self.sent else ""
 
 
 class Doors:
@@ -69,7 +109,7 @@ class Doors:
         return replica in self.by_replica
 
     def report(
-        self, replica: str, *, admits_from: int, now: float, room: int | None = None, shares: Shares = frozenset()
+        self, replica: str, *, admits_from: int, now: float, room: int | None = None, closed: Iterable[Closed] = ()
     ) -> None:
         """A Scheduler tells whom a replica admits.
 
@@ -78,13 +118,14 @@ class Doors:
             admits_from: lowest priority that it takes; up to SHEDDABLE: any.
             now: monotonic seconds.
             room: how many more may come before its queue is full; None: not told.
-            shares: who may not add to what waits there.
+            closed: to whom it is closed.
         """
-        if admits_from <= Priority.SHEDDABLE and not shares and (room is None or room > ROOM_KEPT):
+        found = {(one.tenant, one.priority): one for one in closed}
+        if admits_from <= Priority.SHEDDABLE and not found and (room is None or room > ROOM_KEPT):
             self.by_replica.pop(replica, None)
             return
         left = ROOM_KEPT + 1 if room is None else room
-        self.by_replica[replica] = Door(min(admits_from, Priority.CRITICAL), left, shares, now)
+        self.by_replica[replica] = Door(min(admits_from, Priority.CRITICAL), left, found, now)
 
     def forget(self, replica: str) -> None:
         """It is gone, or another one has come in its place."""
@@ -102,12 +143,7 @@ class Doors:
         if door is not None and door.sent:
             door.sent -= 1
 
-    def refuses(self, replica: str, priority: int, tenant: str, now: float) -> bool:
-        """Whether a replica would refuse a tenant's request of that priority."""
+    def refuses(self, replica: str, asking: Asking, now: float) -> str:
+        """Why a replica would refuse a request; "" if it would not."""
         door = self.by_replica.get(replica)
-        return door is not None and door.refuses(priority, tenant, now)
-
-    def is_for_share(self, replica: str, priority: int, tenant: str) -> bool:
-        """Whether it is its tenant's share that a request is refused for."""
-        door = self.by_replica.get(replica)
-        return door is not None and door.is_for_share(priority, tenant)
+        return "" if door is None else door.refuses(asking, now)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
@@ -146,10 +146,6 @@ class TenantRing(Generic[E]):
         """How many of it wait."""
         kept = self._tenants.get(tenant)
         return 0 if kept is None else len(kept.entries)
-
-    def counts(self) -> Iterator[tuple[str, int, float]]:
-        """Who waits, with how many and its weight."""
-        return ((tenant, len(kept.entries), kept.weight) for tenant, kept in self._tenants.items())
 
     def ahead(self, tenant: str, entry_order: tuple[float, int]) -> float:
         """Share of a tenant's own entries that come before that place, 0 to 1."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from headrace.control.doors import Doors
+from headrace.control.doors import Asking, Doors
 from headrace.control.load_view import Standing
 from headrace.control.outliers import Health, Outliers
 from headrace.control.prefix_index import BLOCK_BYTES, BLOCK_TOKENS
@@ -36,7 +36,8 @@ class Demand:
     zones: frozenset[str] = frozenset()
     """Zones that may serve it; empty: all."""
     priority: int = Priority.STANDARD
-    tenant: str = ""
+    asking: Asking | None = None
+    """What a replica might refuse it for."""
 
     @property
     def block_size(self) -> int:
@@ -113,7 +114,7 @@ class Filters:
         if not question.reachable(standing.endpoint):
             return "unreachable"
         door = self._doors.get(name) if refusing else None
-        if door is not None and door.refuses(demand.priority, demand.tenant, question.now):
+        if door is not None and demand.asking is not None and door.refuses(demand.asking, question.now):
             return "refuses"
         if ejected and self._outliers.out_by_revision and self._outliers.excludes(name, question.now):
             return "ejected" if self._outliers.health(name, question.now) is Health.EJECTED else "probed"

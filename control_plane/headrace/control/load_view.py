@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.control.doors import Shares
+from headrace.control.doors import Closed
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 
 HALF_LIFE = 0.35
@@ -59,8 +59,8 @@ class ReplicaReport:
     """0: not measured yet."""
     room: int | None = None
     """How many more may come before its queue is full; None: not told."""
-    shares: Shares = frozenset()
-    """Tenants, each with a priority, that may not add to what waits."""
+    closed: tuple[Closed, ...] = ()
+    """To whom it is closed."""
 
     width: int = field(init=False)
     """Attempts that it runs at a time; at least 1."""

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace.control.doors import Doors
+from headrace.control.doors import Asking, Doors
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
@@ -42,7 +42,7 @@ VERDICT_S = 0.1
 """For how long it is believed that so many replicas refuse, where looking at all of them costs something."""
 LOOKED_AT_MAX = 64
 """Up to so many replicas are looked at for each request."""
-VERDICTS_MAX = 1024
+REFUSED_MAX = 1024
 DEMAND_S = 60.0
 """Over which demand is counted."""
 RETRY_MIN_S = 0.1
@@ -63,6 +63,14 @@ class Demand:
     tenant: str = ""
     weight: float = 1.0
     """Its tenant's."""
+    queue_s: float = math.inf
+    """How long it may wait for a slot."""
+    deadline_at: float = math.inf
+
+    @property
+    def asking(self) -> Asking:
+        """What a replica might refuse it for."""
+        return Asking(int(self.priority), self.tenant, self.tokens, self.queue_s, self.deadline_at)
 
 
 @dataclass(slots=True)
@@ -82,6 +90,26 @@ class _Held:
 _NOTHING = _Held()
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Who was refused by all replicas."""
+
+    asking: Asking
+    bound: str
+    until: float
+
+    def covers(self, other: Asking, now: float) -> bool:
+        """Whether `other` asks for no less, may wait no longer and is no more important."""
+        asked = self.asking
+        return (
+            now < self.until
+            and other.priority <= asked.priority
+            and other.tokens >= asked.tokens
+            and other.queue_s <= asked.queue_s
+            and other.deadline_at <= asked.deadline_at + VERDICT_S
+        )
+
+
 @dataclass(slots=True)
 class _Revision:
     capacity: RevisionCapacity = field(default_factory=RevisionCapacity)
@@ -93,8 +121,8 @@ class _Revision:
     """What came, refused or not."""
     refusing: dict[str, float] = field(default_factory=dict)
     """What one would wait there, seconds, by usable replica that has little room or refuses somebody."""
-    verdicts: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Until when all replicas refuse a tenant and a priority."""
+    refused: dict[str, _Refused] = field(default_factory=dict)
+    """By tenant, what all of very many replicas have refused."""
 
 
 class RouterAdmission:
@@ -306,23 +334,27 @@ class RouterAdmission:
         replicas = state.capacity.replicas
         if len(state.refusing) < len(replicas):
             return
-        key = demand.tenant, int(demand.priority)
-        if now >= state.verdicts.get(key, -math.inf):
-            refuses = self.doors.refuses
-            if not all(refuses(name, demand.priority, demand.tenant, now) for name in replicas):
-                return
+        asking, known = demand.asking, state.refused.get(demand.tenant)
+        if known is not None and known.covers(asking, now):
+            bound = known.bound
+        else:
+            bound = ""
+            for name in replicas:
+                why = self.doors.refuses(name, asking, now)
+                if not why:
+                    return
+                bound = max(bound, why)
             if len(replicas) > LOOKED_AT_MAX:
-                if len(state.verdicts) >= VERDICTS_MAX:
-                    state.verdicts.clear()
-                state.verdicts[key] = now + VERDICT_S
-        is_share = any(self.doors.is_for_share(name, demand.priority, demand.tenant) for name in replicas)
+                if len(state.refused) >= REFUSED_MAX:
+                    state.refused.clear()
+                state.refused[demand.tenant] = _Refused(asking, bound, now + VERDICT_S)
         raise self._refusal(
-            "share" if is_share else "replicas",
+            bound,
             demand,
             min(state.refusing.values()),
             limit=len(replicas),
             current=len(replicas),
-            **({"of": "replicas"} if is_share else {}),
+            **({} if bound == "replicas" else {"of": "replicas"}),
         )
 
     def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int, **more: str) -> Failure:
@@ -349,4 +381,5 @@ _WORDS: Mapping[str, str] = {
     "bytes": "This Router holds as many bytes as it may; try again shortly, or another one.",
     "share": "What is left is for tenants that hold less; try again shortly.",
     "replicas": "All replicas of the model refuse more at present; try again shortly.",
+    "wait": "At each replica of the model it would wait longer than it may, or be too late; try again shortly.",
 }

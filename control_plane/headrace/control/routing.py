@@ -347,7 +347,7 @@ class Routing:
         """A Scheduler's report has come, `age_s` seconds old."""
         if self.loads.report(replica, report, now, age_s):
             self.doors.report(
-                replica, admits_from=report.admits_from, room=report.room, shares=report.shares, now=now - age_s
+                replica, admits_from=report.admits_from, room=report.room, closed=report.closed, now=now - age_s
             )
 
 

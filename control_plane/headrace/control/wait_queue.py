@@ -122,6 +122,11 @@ class WaitQueue:
         return token in self._entries
 
     @property
+    def latest(self) -> int:
+        """Number of the latest one that came."""
+        return self._numbers
+
+    @property
     def waiting(self) -> Mapping[Priority, int]:
         """How many wait, by priority."""
         return {priority: len(line.arrivals) for priority, line in tuple(self._lines.items())}
@@ -137,11 +142,6 @@ class WaitQueue:
         if line is None or not line.ring.has(tenant):
             return 0, 0
         return line.ring.count(tenant), line.tenants[tenant].cells
-
-    def tenants(self, priority: Priority) -> Iterator[tuple[str, int, float]]:
-        """Who waits at that priority, with how many and its weight."""
-        line = self._lines.get(priority)
-        return iter(()) if line is None else line.ring.counts()
 
     def below(self, priority: Priority) -> tuple[int, int]:
         """The same of all whose places one of that priority may take."""

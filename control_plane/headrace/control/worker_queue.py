@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.control.attempt_book import WAITING_MIN, WAITING_PER_SLOT, Attempt, Dispatched, WorkerBook
-from headrace.control.doors import ROOM_KEPT, Shares
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
@@ -36,8 +35,6 @@ SHORT_MEMORY_S = 10.0
 END_TOKENS_MAX = 256
 """Up to this output limit the end is foreseen, too; above it, part of an answer may be worth its time."""
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
-SHARES_MAX = 32
-"""Tenants that a report of load names as those who may not add to what waits. Of others it has to be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +134,6 @@ class WorkerQueue:
             return 0
         return max(0, self.requests_max - self.depth)
 
-    def shares(self, now: float) -> Shares:
-        """Tenants, each with a priority, that may not add to what waits of it, for others ask: at most SHARES_MAX."""
-        room = self.room
-        if room > ROOM_KEPT or not len(self.waiting):
-            return frozenset()
-        found = []
-        for priority in self.waiting.waiting:
-            free = room + self.waiting.below(priority)[0]
-            for tenant, count, weight in self.waiting.tenants(priority):
-                if not has_share(count, 1, free, weight) and self._rooms[priority].others(tenant, now):
-                    found.append((tenant, int(priority)))
-        return frozenset(found[:SHARES_MAX])
-
     def make_room(self, wanted: Dispatched, cells: int, waiting_bytes: int, now: float) -> list[int]:
         """Decide whether one more may wait.
 
@@ -190,17 +174,22 @@ class WorkerQueue:
         said = {"queueBytes": str(waiting_bytes), "limitBytes": str(self.bytes_max), "stage": "bytes"}
         raise self._overloaded("Too much input waits in this Scheduler.", said, wanted.priority, now)
 
-    def _check_share(self, wanted: Dispatched, cells: int, now: float) -> None:
-        """Refuse a tenant that has so many waiting that others, who ask too, would find no room."""
-        is_contended = self._rooms[wanted.priority].asks(wanted.tenant, now)
-        requests, tokens = self.waiting.held_by(wanted.priority, wanted.tenant)
-        if not is_contended or not requests:
-            return
-        below_requests, below_tokens = self.waiting.below(wanted.priority)
+    def leaves_share(self, priority: Priority, tenant: str, weight: float, cells: int, now: float) -> bool:
+        """Whether a tenant may add one of so many KV cells to what waits of its own, since others ask, too."""
+        requests, tokens = self.waiting.held_by(priority, tenant)
+        if not requests or not self._rooms[priority].others(tenant, now):
+            return True
+        below_requests, below_tokens = self.waiting.below(priority)
         free = self.requests_max - self.depth + below_requests
         free_tokens = self.tokens_max - self.waiting.tokens + below_tokens if self.tokens_max else math.inf
-        if has_share(requests, 1, free, wanted.weight) and has_share(tokens, cells, free_tokens, wanted.weight):
+        return has_share(requests, 1, free, weight) and has_share(tokens, cells, free_tokens, weight)
+
+    def _check_share(self, wanted: Dispatched, cells: int, now: float) -> None:
+        """Refuse a tenant that has so many waiting that others, who ask too, would find no room."""
+        self._rooms[wanted.priority].asks(wanted.tenant, now)
+        if self.leaves_share(wanted.priority, wanted.tenant, wanted.weight, cells, now):
             return
+        requests, _ = self.waiting.held_by(wanted.priority, wanted.tenant)
         said = {"queueDepth": str(self.depth), "limit": str(self.requests_max), "tenantDepth": str(requests)}
         said["stage"] = "share"
         raise self._overloaded("What room is left is for tenants with less that waits.", said, wanted.priority, now)

@@ -101,22 +101,23 @@ class Planner:
         allowed = min(allowed, tenant.max_output_tokens or allowed)
         is_shared = bool(request.idempotency_key)
         resumable = is_shared or request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        budget = Budget(
+            received_at,
+            deadline_at,
+            queue_s=longest_wait_s(
+                Priority(generate.priority),
+                queue_timeout_s=settings.queue_timeout_s,
+                ttft_target_s=settings.ttft_target_s,
+            ),
+            execution_s=settings.execution_timeout_s or None,
+        )
         return Plan(
             snapshot=snapshot,
             revision=revision,
             efforts=resolve_efforts(request, revision),
             generate=generate,
             output_tokens_max=allowed,
-            budget=Budget(
-                received_at,
-                deadline_at,
-                queue_s=longest_wait_s(
-                    Priority(generate.priority),
-                    queue_timeout_s=settings.queue_timeout_s,
-                    ttft_target_s=settings.ttft_target_s,
-                ),
-                execution_s=settings.execution_timeout_s or None,
-            ),
+            budget=budget,
             terms=Terms(
                 attempts_max=settings.attempts_max,
                 slow_consumer_s=settings.slow_consumer_s,
@@ -127,7 +128,7 @@ class Planner:
             retention=self._retention if resumable else None,
             is_shared=is_shared,
             caller=caller,
-            make_demand=functools.cache(lambda: demand_of(generate, revision, tenant, allowed)),
+            make_demand=functools.cache(lambda: demand_of(generate, revision, tenant, allowed, budget)),
         )
 
     def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from headrace.control.attempts import AttemptLedger
-from headrace.control.doors import Shares
 
-_Door = tuple[int, bool, Shares]
+_Door = tuple[int, bool, frozenset[tuple[str, int]]]
 
 
 class DoorWatch:
@@ -21,7 +20,11 @@ class DoorWatch:
             return False
         self._version = ledger.version
         found = {
-            replica: (int(queue.admits_from), queue.room > 0, queue.shares(now))
+            replica: (
+                int(queue.admits_from),
+                queue.room > 0,
+                frozenset((one.tenant, one.priority) for one in ledger.keepers[replica].closed(now)),
+            )
             for replica, queue in ledger.queues.items()
         }
         is_other = found != self._seen

@@ -5,6 +5,7 @@ Pure functions, like headrace.scheduler.codec.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -97,8 +98,11 @@ def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
         waiting_max=load.waiting_max,
         room=load.room,
     )
-    for tenant, priority in sorted(load.shares):
-        encoded.shared_out.add(tenant=tenant, priority=priority)
+    for one in load.closed:
+        door = encoded.closed.add(tenant=one.tenant, priority=one.priority, tokens=one.tokens)
+        for duration, seconds in ((door.wait, one.wait_s), (door.done, one.done_s)):
+            if 0 < seconds < math.inf:
+                duration.FromMilliseconds(round(seconds * 1000))
     encoded.queue_wait.FromMicroseconds(max(0, round(load.queue_wait_s * 1_000_000)))
     return encoded
 
