@@ -291,7 +291,8 @@ async def large(endpoint: str, rounds: int) -> dict[str, float]:
 def route(rounds: int) -> dict[str, float]:
     """The cost of one decision: resolve the alias, choose the replica."""
     revisions, _, replicas = fleet(1, REPLICAS)
-    return {"replicas": REPLICAS, "decisions": rounds, **_quantiles(decisions(revisions[0], replicas, rounds), "us")}
+    took, switched = decisions(revisions[0], replicas, rounds)
+    return {"replicas": REPLICAS, "decisions": rounds, "interrupted": switched, **_quantiles(took, "us")}
 
 
 def _quantiles(samples: list[float], unit: str) -> dict[str, float]:
