@@ -57,7 +57,7 @@ def test_replicas_that_left_and_came_back_are_what_is_known_of_them_now() -> Non
     routed.loads.begin(1, "replicas/a")
     routed.apply(gone)
     left = routed.pool(here)[0]
-    assert left.is_ready, "to a request that was pinned before, though what is in flight there is all that is known"
+    assert left.is_open, "to a request that was pinned before, though what is in flight there is all that is known"
     assert left is not routed.loads.standing("replicas/a")
     routed.apply(here)
     found = routed.pool(here)[0]

@@ -13,11 +13,13 @@ from headrace.control.load_view import Standing
 from headrace.control.outliers import Health, Outliers
 from headrace.control.prefix_index import BLOCK_BYTES, BLOCK_TOKENS
 from headrace.control.priority import Priority
-from headrace.control.resources import FailureDomain, Revision
+from headrace.control.resources import FailureDomain, ReplicaState, Revision
 from headrace.control.snapshot import RoutingSnapshot
 
 STALE_EPOCH_S = 2.0
 """How long a replica is left alone that said its epoch is another one; by then the snapshot has it."""
+
+_READY = ReplicaState.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,13 @@ class Filters:
             refusing: whether it counts that the replica would refuse the request.
         """
         name, demand = standing.name, question.demand
-        if not standing.is_ready:
+        if not standing.is_open and (standing.replica is None or standing.replica.state is not _READY):
             return "not ready"
         if name in question.snapshot.revocation_of:
             return "revoked"
         if name in question.tried:
             return "tried"
-        if not standing.epoch or (self._stale and self._is_stale(standing, question.now)):
+        if not standing.is_open or (self._stale and self._is_stale(standing, question.now)):
             return "epoch"
         if demand.zones or self.zones_excluded:
             if demand.zones and standing.zone not in demand.zones:

@@ -103,7 +103,7 @@ class Standing:
     """
 
     __slots__ = (
-        "admits_from", "endpoint", "epoch", "habits", "is_ready", "kv_cells", "kv_free", "name", "own",
+        "admits_from", "endpoint", "epoch", "habits", "is_open", "kv_cells", "kv_free", "name", "own",
         "prefill_tokens_per_s", "queue_wait_s", "queued_per_slot", "replica", "report", "reported_at", "theirs",
         "tokens", "width", "zone",
     )  # fmt: skip
@@ -113,7 +113,8 @@ class Standing:
         self.habits = habits
         self.replica: Replica | None = None
         """As the snapshot has it; None: it is in none."""
-        self.is_ready = False
+        self.is_open = False
+        """Whether it is ready and has an epoch: one look in place of three."""
         self.epoch = 0
         self.endpoint = ""
         self.zone = ""
@@ -138,7 +139,8 @@ class Standing:
     def place(self, replica: Replica, habits: Habits) -> None:
         """The snapshot has it, as `replica`."""
         self.replica, self.habits, self.zone = replica, habits, replica.failure_domain.zone
-        self.is_ready, self.epoch, self.endpoint = replica.state is _READY, replica.epoch, replica.endpoint
+        self.is_open = replica.state is _READY and replica.epoch != 0
+        self.epoch, self.endpoint = replica.epoch, replica.endpoint
         if self.report is None:
             self.width = replica.slots or 1
 
@@ -213,7 +215,7 @@ class LoadView:
         for was in before.values():
             standing = self.standings_by_name[was.name]
             if standing.replica is was:
-                standing.replica, standing.is_ready = None, False
+                standing.replica, standing.is_open = None, False
                 standing.forget_report()
                 self._forget_if_unused(standing)
                 change.void.append(was)

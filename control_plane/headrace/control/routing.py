@@ -242,10 +242,11 @@ class Routing:
         if len(sample) == 1:
             return sample[0]
         totals = costs(sample, question, self.loads, self.prefixes, self.slow_start)
-        first, second, *_ = sorted(totals)
-        if second > first + EQUAL_S:
-            return sample[totals.index(first)]
-        best = [standing for standing, total in zip(sample, totals, strict=True) if total <= first + EQUAL_S]
+        ordered = sorted(totals)
+        least = ordered[0] + EQUAL_S
+        if ordered[1] > least:
+            return sample[totals.index(ordered[0])]
+        best = [standing for standing, total in zip(sample, totals, strict=True) if total <= least]
         return best[int(random() * len(best))]
 
     def _candidate(self, replica: Replica, question: Question) -> Candidate:
