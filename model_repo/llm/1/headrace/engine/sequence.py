@@ -48,7 +48,8 @@ class Prepared:
     """A request that passed every check. Times are CLOCK_MONOTONIC ns; 0 is none.
 
     `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on. KV is reused
-    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer.
+    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer. `guide` is
+    what the backend has compiled.
     """
 
     seq: int
@@ -66,6 +67,7 @@ class Prepared:
     execution_ns: int = 0
     cache_salt: str = ""
     known: Known | None = None
+    guide: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +115,7 @@ class Sequence:
     def of(cls, request: Prepared, owner: Owner, order: int = 0, run_ahead: int = 0) -> Sequence:
         """A waiting sequence for `request`; `run_ahead` is how far it runs beyond its credit, 0: it pauses."""
         plain = not request.stop and not request.stop_token_ids and request.top_logprobs is None
+        plain = plain and request.guide is None  # of which a step may have no token
         known = request.known
         joiner = TextJoiner(request.stop) if known is None else known.joiner
         sequence = cls(request, owner, request.seq, request.max_tokens, 0, joiner, plain, order)
