@@ -294,7 +294,9 @@ async def test_a_key_lives_as_long_as_its_request_may_and_no_longer_after_its_en
         call = h.stub.Generate(request, timeout=100)
         dispatch = await h.admitted()
         record = idempotency.decode(store.keys[0].value)
-        assert 99_000 <= record.expires_ms - record.created_ms <= 102_100  # gRPC rounds a deadline up, by at most a second
+        assert (
+            99_000 <= record.expires_ms - record.created_ms <= 102_100
+        )  # gRPC rounds a deadline up, by at most a second
         assert store.leases[store.keys[0].lease] >= 2 * 64
         await h.scheduler.end(dispatch.attempt)
         await collect(call)

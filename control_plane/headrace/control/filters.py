@@ -38,6 +38,8 @@ class Demand:
     zones: frozenset[str] = frozenset()
     """Zones that may serve it; empty: all."""
     priority: int = Priority.STANDARD
+    guided: str = ""
+    """Kind of guided decoding; "": none."""
 
     @property
     def block_size(self) -> int:
@@ -78,7 +80,7 @@ class Filters:
         self._outliers = outliers
         self._zones_excluded = zones_excluded
         self._stale: dict[str, tuple[int, float]] = {}
-        self._pools: dict[tuple[str, frozenset[str]], tuple[tuple[Replica, ...], tuple[Replica, ...]]] = {}
+        self._pools: dict[tuple[str, frozenset[str], str], tuple[tuple[Replica, ...], tuple[Replica, ...]]] = {}
 
     def excluded_by(self, replica: Replica, question: Question, *, ejected: bool = True) -> str:
         """Name of the first filter that excludes a replica of the revision; "" if none does. Cheap ones come first.
@@ -103,6 +105,8 @@ class Filters:
                 return "zone"
             if zone in self._zones_excluded:
                 return "zone excluded"
+        if demand.guided and demand.guided not in replica.guided:
+            return "capability"
         if demand.is_tokens and 0 < replica.kv_cells < demand.prompt_size:
             return "capability"
         if not question.reachable(replica.endpoint):
@@ -112,17 +116,21 @@ class Filters:
         return ""
 
     def pool(self, question: Question) -> tuple[Replica, ...]:
-        """Ready replicas in the zones that will do: drawn from directly, so that one zone of many costs no search."""
-        name, zones = question.revision.name, question.demand.zones
+        """Ready replicas that will do by zone and by kind of guide: drawn from directly, so that few of many cost no
+        search.
+        """
+        name, zones, guided = question.revision.name, question.demand.zones, question.demand.guided
         ready = question.snapshot.ready_of[name]
-        if not zones and not self._zones_excluded:
+        if not zones and not self._zones_excluded and not guided:
             return ready
-        kept = self._pools.get((name, zones))
+        kept = self._pools.get((name, zones, guided))
         if kept is None or kept[0] is not ready:
             if len(self._pools) >= _POOLS_MAX:
                 self._pools.clear()
             found = tuple(r for r in ready if self._is_in(r.failure_domain.zone, zones))
-            kept = self._pools[name, zones] = (ready, found)
+            if guided:
+                found = tuple(r for r in found if guided in r.guided)
+            kept = self._pools[name, zones, guided] = (ready, found)
         return kept[1]
 
     def epoch_refused(self, replica: str, epoch: int, now: float) -> None:

@@ -20,6 +20,7 @@ from headrace.control import scores
 from headrace.control.affinity import Affinity
 from headrace.control.errors import Reason
 from headrace.control.filters import Demand, Filters, Question
+from headrace.control.guided import check_guided
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
 from headrace.control.outliers import FAULTS, EjectionRules, Outliers
 from headrace.control.placement import Random, no_replica
@@ -148,13 +149,14 @@ class Routing:
             now: monotonic seconds.
 
         Raises:
-            Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
+            Failure: MODEL_LOADING, NO_HEALTHY_WORKER or GUIDED_DECODING_UNSUPPORTED.
         """
         home = self._home(snapshot, revision, demand, now)
         question = Question(snapshot, revision, demand, reachable, now, tried, failed, home)
         chosen, outcome = self._choose(question, random)
         if chosen is None:
             self.observe("refused", None)
+            check_guided(snapshot, revision, demand.guided)
             raise no_replica(snapshot, revision)
         standing = self.loads.standing(chosen.name)
         self.observe(outcome, standing.age_s(now) if standing is not None else None)

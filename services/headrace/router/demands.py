@@ -15,6 +15,7 @@ from headrace.control.priority import Priority
 from headrace.control.resources import Revision
 from headrace.control.routing import RoutingRules
 from headrace.control.tenants import Tenant
+from headrace.router.codec import guided_kind
 from headrace.router.settings import RouterSettings
 
 
@@ -37,6 +38,7 @@ def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, o
         affinity=affinity_hash(tenant.name, revision.name, request.affinity_key),
         zones=frozenset(tenant.zones),
         priority=request.priority or Priority.STANDARD,
+        guided=guided_kind(request),
     )
 
 
