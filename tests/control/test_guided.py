@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.control.errors import Failure, Reason
-from headrace.control.filters import Demand
+from headrace.control.filters import Demand, Question
 from headrace.control.guided import BYTES_MAX, CHOICES_MAX, KINDS, check_guided, guide_violations
 from headrace.control.resources import ReplicaState
 from support.fleets import REVISION, Fleet, replica, snapshot
@@ -80,6 +80,14 @@ def test_while_nobody_serves_it_nobody_knows() -> None:
     with pytest.raises(Failure) as caught:
         check_guided(snapshot(replica("a")), REVISION, "grammar")
     assert "they do no guided decoding" in caught.value.message
+
+
+def test_only_those_that_can_do_it_are_drawn_from() -> None:
+    able = replica("able", guided=frozenset({"regex"}))
+    fleet = Fleet(able, *(replica(f"r{n}") for n in range(50)))
+    question = Question(fleet.snapshot, REVISION, Demand(guided="regex"), lambda endpoint: True, 0.0)
+    assert fleet.routing.filters.pool(question) == (able,)
+    assert len(fleet.routing.filters.pool(question._replace(demand=Demand()))) == 51
 
 
 def test_one_of_many_that_can_do_it_is_found_and_without_one_the_reason_is_told() -> None:

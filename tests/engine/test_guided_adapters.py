@@ -88,6 +88,15 @@ def test_what_the_library_does_not_take_is_refused_as_the_caller_s(serve: Callab
     assert served.answer(2, prompt=" the", max_tokens=2, ignore_eos=True)[0]["reason"] == "length"
 
 
+def test_what_fails_later_is_the_engine_s(serve: Callable[..., Served]) -> None:  # noqa: F811
+    served = serve(**GUIDED)
+    served.generate(1, prompt=" the", max_tokens=400, guided={"choice": ["abc" * 100]})
+    served.reader.wait(lambda _: bool(served.reader.output(1)[0]))
+    served.library.core.is_failing = True
+    event = served.finished(1)
+    assert (event["reason"], event["error"]["reason"]) == ("error", "ENGINE_FAILED")
+
+
 def test_a_schema_that_is_not_json_never_reaches_the_library(serve: Callable[..., Served]) -> None:  # noqa: F811
     served = serve(**GUIDED)
     served.generate(1, prompt=" the", guided={"json_schema": "{"})

@@ -17,6 +17,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.guide import STUCK, Guide, Vocabulary, compile_guide
 from headrace.engine.llamacpp import LlamaBackend
 from headrace.engine.request import Guided, RefusalError, Sampling
+from headrace.engine.sampling import draw, make_chain
 from support import tiny_llama
 
 SLOTS, CELLS = 4, 1024
@@ -150,7 +151,38 @@ def test_an_answer_that_cannot_go_on_ends_with_the_reason_and_spoils_nobody(back
     close(hand)
 
 
+def test_penalties_count_what_a_guide_let_through(backend: LlamaBackend) -> None:
+    guided = Guided("regex", "[WV]{9}")
+    assert ask(backend, guided)[0][0] == "V" * 9
+    assert ask(backend, guided, sampling=Sampling(temperature=0.0, frequency_penalty=2.0))[0][0] == "VWVWVWVWV"
+
+
+def test_a_chain_that_is_made_again_uses_no_random_number_twice(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token of a guided answer may have taken two."""
+    made: list[int] = []
+    monkeypatch.setattr(
+        "headrace.engine.llamacpp.make_chain", lambda *given: made.append(given[-1]) or make_chain(*given)
+    )
+    ask(backend, Guided("regex", "aaa"), sampling=SAMPLED)
+    assert made == [2]
+    row = np.zeros(tiny_llama.VOCABULARY, np.float32)
+    draws = []
+    for generated, each in (([1, 2], 2), ([1, 2, 3, 4], 1)):
+        chain = make_chain(SAMPLED, [5], generated, tiny_llama.VOCABULARY, 512, each)
+        draws.append([draw(chain, row) for _ in range(8)])
+    assert draws[0] == draws[1]
+
+
 # A vocabulary by itself
+
+
+def test_work_is_bounded_by_token_and_not_by_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 60)
+    guide = guide_of([b"a", b""], compile_guide(Guided("regex", "a{200}")), frozenset({1}))
+    row = np.array([1.0, 0.0], np.float32)
+    assert [guide.likeliest(row) for _ in range(201)] == [0] * 200 + [1]
 
 
 def guide_of(pieces: list[bytes], automaton: Automaton, ends: frozenset[int]) -> Guide:

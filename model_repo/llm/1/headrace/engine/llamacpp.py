@@ -227,7 +227,7 @@ class LlamaBackend:
         # The rows lie in the order in which the batch asked for them.
         pointer = ll.llama_get_logits(self._context)
         logits = np.ctypeslib.as_array(pointer, shape=(len(drawing), self._facts.vocabulary))
-        if sum(lane.chain is not None and lane.guide is None for lane, _ in drawing) > 1:
+        if sum(lane.chain is not None for lane, _ in drawing) > 1:
             # A chain walks the whole vocabulary, up to 4 ms for each sequence; the C code runs without the GIL.
             drawn: Iterator[tuple[int, Detail | None]] = self._pool.map(self._draw_one, drawing, logits)
         else:

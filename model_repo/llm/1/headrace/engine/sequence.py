@@ -115,7 +115,6 @@ class Sequence:
     def of(cls, request: Prepared, owner: Owner, order: int = 0, run_ahead: int = 0) -> Sequence:
         """A waiting sequence for `request`; `run_ahead` is how far it runs beyond its credit, 0: it pauses."""
         plain = not request.stop and not request.stop_token_ids and request.top_logprobs is None
-        plain = plain and request.guide is None  # of which a step may have no token
         known = request.known
         joiner = TextJoiner(request.stop) if known is None else known.joiner
         sequence = cls(request, owner, request.seq, request.max_tokens, 0, joiner, plain, order)
