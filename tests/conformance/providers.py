@@ -218,8 +218,8 @@ LLAMACPP_GEMMA = Provider(
 )
 
 
-_GUIDED_BY = {"tensorrt_llm": "", "vllm": "", "sglang": "xgrammar"}
-"""SGLang needs its own tokenizer for it, so there it has to be asked for."""
+_GUIDED_BY = {"tensorrt_llm": "", "vllm": "xgrammar", "sglang": "xgrammar"}
+"""SGLang needs its own tokenizer for it, so there it has to be asked for; vLLM then writes JSON without blanks."""
 
 
 def _faked(kind: str) -> Provider:

@@ -145,5 +145,22 @@ def test_llguidance_reads_no_choices_as_a_grammar(tmp_path: Path) -> None:
         served.engine.stop()
 
 
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("", None),
+        ("off", None),
+        ("xgrammar", {"backend": "xgrammar", "disable_any_whitespace": True}),
+        ("outlines", {"backend": "outlines"}),
+    ],
+)
+def test_vllm_has_the_backend_that_is_named(backend: str, expected: object, tmp_path: Path) -> None:
+    served = Served("vllm", fake_model.write_folder(tmp_path / "model"), guided_backend=backend)
+    try:
+        assert served.library.args.structured_outputs_config == expected
+    finally:
+        served.engine.stop()
+
+
 def test_choices_are_written_as_literals() -> None:
     assert choices_as_grammar(["a", "é\n", '"']) == 'root ::= "a" | "é\\n" | "\\""'

@@ -96,6 +96,7 @@ class SglangEngine(AsyncEngine):
             "schedule_low_priority_values_first": True,
             "sampling_defaults": "openai",  # not the model folder's
             "incremental_streaming_output": False,
+            "constrained_json_disable_any_whitespace": True,  # a model may write nothing but blanks
             "log_requests": False,
             "enable_metrics": False,
             "disable_cuda_graph": self._config.eager,

@@ -98,7 +98,9 @@ class VllmEngine(AsyncEngine):
         if config.speculative is not None:
             needed["speculative_config"] = dict(config.speculative)
         if config.guided_backend not in ("", "off"):
-            needed["structured_outputs_config"] = {"backend": config.guided_backend}
+            # With blanks wherever JSON has them, a model may write nothing else; only these two can leave them out.
+            tight = {"disable_any_whitespace": True} if config.guided_backend in ("xgrammar", "guidance") else {}
+            needed["structured_outputs_config"] = {"backend": config.guided_backend, **tight}
         return needed
 
     def _wanted(self) -> dict[str, Any]:
