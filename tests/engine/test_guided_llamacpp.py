@@ -195,6 +195,34 @@ def test_a_vocabulary_that_lacks_a_byte_is_stuck() -> None:
     assert [guide.likeliest(row) for _ in range(2)] == [0, STUCK]
 
 
+def test_tokens_that_only_begin_well_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b"ax%d" % number for number in range(500)] + [b"ab", b""]
+    automaton = compile_guide(Guided("regex", "ab"))
+    row = np.array([*np.linspace(9, 1, 500), 0.5, 0.0], np.float32)
+    assert guide_of(pieces, automaton, frozenset({501})).likeliest(row) == 500
+    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 400)
+    assert guide_of(pieces, automaton, frozenset({501})).likeliest(row) == STUCK
+
+
+def test_an_answer_that_is_led_through_its_guide_again_needs_no_more_than_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One token of many bytes, each of which has to be worked out anew."""
+    pieces = [b"a" * 300, b"b", b""]
+    automaton = compile_guide(Guided("regex", "(a|aa|aaa){1,200}b"))
+    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 3000)
+    again = Guide(automaton, Vocabulary(3, pieces.__getitem__, frozenset({2})), [0])
+    assert again.likeliest(np.array([0.0, 1.0, 2.0], np.float32)) == 1
+
+
+def test_a_guide_that_is_lost_on_the_way_stops_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b"a" * 300, b"b", b""]
+    automaton = compile_guide(Guided("regex", "(a|aa|aaa){1,200}b"))
+    monkeypatch.setattr("headrace.engine.automaton.CONFIGURATIONS_MAX", 40)
+    again = Guide(automaton, Vocabulary(3, pieces.__getitem__, frozenset({2})), [0])
+    assert again.likeliest(np.array([0.0, 1.0, 2.0], np.float32)) == STUCK
+
+
 def test_a_token_may_be_drawn_that_begins_well_and_a_second_draw_has_only_those_that_fit() -> None:
     guide = guide_of([b"x", b"ax", b"ab", b"abab", b""], compile_guide(Guided("regex", "(ab)+")), frozenset({4}))
     row = np.array([3.0, 2.0, 1.0, 0.5, 9.0], np.float32)

@@ -261,6 +261,12 @@ class Matcher:
         self._clear()
         return self._number(frozenset(kept), accepting)
 
+    def count(self, work: int) -> None:
+        """So much more was looked at. Raises `TooLarge`."""
+        self.work += work
+        if self.work > self._work_max:
+            raise TooLarge
+
     def accepts(self, state: int) -> bool:
         """Whether the text may end here."""
         return self._accepting[state]
@@ -323,9 +329,7 @@ class Matcher:
                 if one not in seen:
                     seen.add(one)
                     todo.append(one)
-        self.work += len(seen)
-        if self.work > self._work_max:
-            raise TooLarge
+        self.count(len(seen))
         return self._number(frozenset(kept), accepting)
 
     def _number(self, kept: frozenset[Configuration], accepting: bool) -> int:

@@ -22,10 +22,11 @@ from headrace.engine.schema_reading import BadSchema
 STUCK = -1
 """No token: the vocabulary has none that may follow, or it would take too long to find it."""
 WORK_MAX = 50_000
-"""Ways to read the text that are looked at for one token: some tens of milliseconds."""
+"""Tokens, and ways to read the text, that are looked at for one token: some tens of milliseconds."""
 CANDIDATES = 4096
 """How many of the likeliest tokens a second draw has to choose from."""
 _TRIES = 16
+_REPLAY_WORK = 10**9
 
 Row = npt.NDArray[np.float32]
 Redraw = Callable[[npt.NDArray[np.int64]], int]
@@ -91,9 +92,14 @@ class Guide:
         self._vocabulary = vocabulary
         self._matcher = Matcher(automaton, WORK_MAX)
         self._state = self._matcher.start
-        for token in generated:
-            self._matcher.work = 0
-            self._follow(self._after(token))
+        self._is_lost = False
+        try:
+            for token in generated:
+                # What was said has been looked at before, with all that was not: it needs no bound of its own.
+                self._matcher.work = -_REPLAY_WORK
+                self._follow(self._after(token))
+        except TooLarge:
+            self._is_lost = True
 
     def likeliest(self, row: Row) -> int:
         """The likeliest token that may follow, which then counts as said."""
@@ -105,6 +111,8 @@ class Guide:
 
     def _pick(self, find: Callable[[], tuple[int, int]]) -> int:
         self._matcher.work = 0
+        if self._is_lost:
+            return STUCK
         try:
             token, state = find()
             if token != STUCK:
@@ -119,6 +127,7 @@ class Guide:
             self._state = self._matcher.tidy(state)
 
     def _after(self, token: int) -> int:
+        self._matcher.count(1)
         piece = self._vocabulary.pieces[token]
         return self._matcher.advance(self._state, piece) if piece else DEAD
 
