@@ -50,6 +50,7 @@ def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
         ("zone", {"zone": "west"}, {"demand": Demand(zones=frozenset({"east"}))}),
         ("zone excluded", {"zone": "dark"}, {}),
         ("capability", {"kv_cells": 99}, {"demand": Demand(prompt_size=100, is_tokens=True)}),
+        ("capability", {"guided": frozenset()}, {"demand": Demand(guided="regex")}),
         ("not ready", {"state": ReplicaState.DRAINING}, {}),
         ("refuses", {}, {"demand": Demand(priority=Priority.BATCH, asking=Asking(Priority.BATCH, "t"))}),
     ],
@@ -57,8 +58,9 @@ def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
 def test_a_filter_excludes_and_is_named(
     word: str, first: dict[str, object], facts: dict[str, object], count: int
 ) -> None:
-    others = [replica(f"r{n}", **{"zone": "east", "kv_cells": 100}) for n in range(1, count)]  # type: ignore[arg-type]
-    odd = replica("r0", **{"zone": "east", "kv_cells": 100, **first})  # type: ignore[arg-type]
+    base = {"zone": "east", "kv_cells": 100, "guided": frozenset({"regex"})}
+    others = [replica(f"r{n}", **base) for n in range(1, count)]  # type: ignore[arg-type]
+    odd = replica("r0", **{**base, **first})  # type: ignore[arg-type]
     fleet = Fleet(odd, *others, zones_excluded=frozenset({"dark"}))
     if word == "refuses":
         fleet.routing.report("replicas/r0", ReplicaReport(admits_from=Priority.STANDARD), 0.0)

@@ -251,7 +251,7 @@ def test_what_the_engine_cannot_do_is_refused_before_it_begins(serve: Callable[.
     assert (event["type"], event["error"]["reason"]) == ("refused", "INVALID_REQUEST")
     assert event["error"]["field"] == "sampling.presence_penalty"
     assert served.ask("generate", {"requests": [{"seq": 2, "prompt": "a", "guided": {}}]}) == {"ok": True}
-    assert served.finished(2)["error"]["field"] == "guided"  # guided decoding is not in the contract
+    assert served.finished(2)["error"]["field"] == "guided"  # it names no kind
     assert not served.library.requests
 
 

@@ -211,6 +211,7 @@ async def running(
     name: str = "test",
     incarnation: str = "1",
     credentials: grpc.ChannelCredentials | None = None,
+    guided: frozenset[str] = frozenset({"choice", "json_schema"}),
     **settings: Any,
 ) -> AsyncIterator[Harness]:
     """A Router; with a `store`, one that takes idempotency keys and answers other Routers.
@@ -230,7 +231,14 @@ async def running(
             aliases=(Alias("aliases/chat", (AliasTarget(REVISION.name, 1),)),),
             replicas=tuple(
                 Replica(
-                    f"replicas/r{n}", REVISION.name, "schedulers/test", peer.endpoint, ReplicaState.READY, 40 + n, 4
+                    f"replicas/r{n}",
+                    REVISION.name,
+                    "schedulers/test",
+                    peer.endpoint,
+                    ReplicaState.READY,
+                    40 + n,
+                    4,
+                    guided=guided,
                 )
                 for n in range(replicas)
             ),

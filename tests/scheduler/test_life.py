@@ -93,6 +93,7 @@ async def test_a_stop_drains_and_leaves_nothing(tmp_path):
     async with cluster(tmp_path, drain_grace_s=1.0) as running:
         await running.publish(SLOW)
         replica = await running.replica(SLOW, ReplicaState.READY)
+        assert replica.guided == {"choice"}, "what the engine says that it can do"
         (worker,) = (await running.state()).workers
         group = children(worker.pid)
         assert len(group) >= 2

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from support import fake_model
 
 STEP_S = float(os.environ.get("HEADRACE_FAKE_STEP_S", "0.001"))
 _BLOCK = 32
+
+
+def guide(given: Mapping[str, Any], grammar: str) -> Sequence[str]:
+    """What a guide lets through, as far as a fake knows: the choices. It does not take a regex that is none.
+
+    `grammar` is the name of what holds one.
+    """
+    if given.get("regex") is not None:
+        try:
+            re.compile(given["regex"])
+        except re.error:
+            raise ValueError("a guide that is none (secret)") from None
+    if given.get(grammar) is not None:
+        assert given[grammar].startswith("root ::= ")
+        return [json.loads(one) for one in given[grammar].removeprefix("root ::= ").split(" | ")]
+    return given.get("choice") or ()
 
 
 @dataclass
@@ -49,14 +68,22 @@ class FakeCore:
         return best
 
     async def generate(
-        self, name: str, prompt: Sequence[int], *, max_tokens: int, ends: frozenset[int], seed: int | None
+        self,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        ends: frozenset[int],
+        seed: int | None,
+        choices: Sequence[str] = (),
     ) -> AsyncIterator[Spoken]:
         """One token a step, the last with `finish`; an abort takes effect between two steps."""
         await asyncio.sleep(self.intake_s)
         self.running.add(name)
         self.submitted += 1
         try:
-            for count, token in enumerate(fake_model.Answer(prompt, seed), 1):
+            said = [*fake_model.tokenize(choices[0]), fake_model.END] if choices else fake_model.Answer(prompt, seed)
+            for count, token in enumerate(said, 1):
                 await asyncio.sleep(STEP_S)
                 if self.is_failing:
                     raise ValueError(f"cannot generate for {list(prompt)} (secret)")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
 from support.fake_vllm import install_modules
 from support.recorded import Recorded, as_recorded, bound, record
 
@@ -64,11 +64,25 @@ class Engine:
         ends = frozenset() if params["ignore_eos"] else frozenset({*params["stop_token_ids"], fake_model.END})
         cached = self.core.cached(given["input_ids"], given.get("cache_salt") or "")
         seed = None if params["temperature"] == 0 else params["sampling_seed"]
+        guided = {name: params[name] for name in ("json_schema", "regex", "ebnf") if name in params}
+        try:
+            assert not guided or self.args.grammar_backend == "xgrammar"
+            assert not guided or not self.args.skip_tokenizer_init
+            choices = guide(guided, "ebnf")
+        except ValueError as error:
+            reason = {"type": "abort", "message": str(error), "status_code": 400, "err_type": "BadRequestError"}
+            yield {"output_ids": [], "meta_info": {"id": given["rid"], "finish_reason": reason}}
+            return
         ids: list[int] = []
         rows: list[Any] = []
         tops: list[Any] = []
         answer = self.core.generate(
-            given["rid"], given["input_ids"], max_tokens=params["max_new_tokens"], ends=ends, seed=seed
+            given["rid"],
+            given["input_ids"],
+            max_tokens=params["max_new_tokens"],
+            ends=ends,
+            seed=seed,
+            choices=choices,
         )
         async for spoken in answer:
             ids += spoken.tokens

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
 from support.fake_vllm import install_modules
 from support.recorded import Recorded, as_recorded, record, signature
 
@@ -34,6 +34,10 @@ class RequestError(RuntimeError):
 
 class SamplingParams(Recorded):
     RECORD = ("tensorrt_llm", "SamplingParams")
+
+
+class GuidedDecodingParams(Recorded):
+    RECORD = ("tensorrt_llm", "GuidedDecodingParams")
 
 
 class KvCacheConfig(Recorded):
@@ -80,6 +84,9 @@ class RequestOutput:
         self.outputs = [CompletionOutput(index=0)]
         self.outputs[0].__dict__.update(token_ids=[], logprobs=[], finish_reason=None, stop_reason=None)
         self._llm, self._given = llm, given
+        guided = given["sampling_params"].guided_decoding
+        assert guided is None or (llm.args["guided_decoding_backend"] and not llm.args["skip_tokenizer_init"])
+        self._choices = guide(guided.given, "grammar") if guided is not None else ()
         self.cached_tokens = llm.core.cached(given["inputs"], given.get("cache_salt") or "")
 
     def abort(self) -> None:
@@ -100,6 +107,7 @@ class RequestOutput:
             max_tokens=params.max_tokens,
             ends=words | {params.end_id},
             seed=None if greedy else params.seed or 0,
+            choices=self._choices,
         )
         async for spoken in answer:
             one.token_ids += spoken.tokens
@@ -165,6 +173,7 @@ def install() -> None:
     api = {
         "LLM": LLM,
         "SamplingParams": SamplingParams,
+        "GuidedDecodingParams": GuidedDecodingParams,
         "KvCacheConfig": KvCacheConfig,
         "SchedulerConfig": SchedulerConfig,
         "CapacitySchedulerPolicy": CapacitySchedulerPolicy,

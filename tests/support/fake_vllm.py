@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
 from support.recorded import Recorded, as_recorded, record
 
 engines: list[AsyncLLM] = []
@@ -43,6 +43,10 @@ class SamplingParams(Recorded):
                 raise ValueError(name)
         if self.given.get("stop") and not self.given.get("detokenize", True):
             raise ValueError("stop strings are only supported when detokenize is True")
+
+
+class StructuredOutputsParams(Recorded):
+    RECORD = ("vllm", "StructuredOutputsParams")
 
 
 class CompletionOutput(Recorded):
@@ -102,8 +106,10 @@ class AsyncLLM:
         cached = self.core.cached(prompt["prompt_token_ids"], prompt.get("cache_salt", ""))
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {fake_model.END})
         seed = None if params.temperature == 0 else params.seed
+        guided = params.structured_outputs.given if params.structured_outputs is not None else {}
+        choices = guide(guided, "grammar")
         answer = self.core.generate(
-            request_id, prompt["prompt_token_ids"], max_tokens=params.max_tokens, ends=stops, seed=seed
+            request_id, prompt["prompt_token_ids"], max_tokens=params.max_tokens, ends=stops, seed=seed, choices=choices
         )
         assert params.output_kind is RequestOutputKind.DELTA
         try:
@@ -162,7 +168,11 @@ def install() -> None:
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
-        "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind, "SamplingParams": SamplingParams},
+        "vllm.sampling_params": {
+            "RequestOutputKind": RequestOutputKind,
+            "SamplingParams": SamplingParams,
+            "StructuredOutputsParams": StructuredOutputsParams,
+        },
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},

@@ -24,6 +24,7 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.check_health"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.shutdown"),
         ("vllm/sampling_params.py", "SamplingParams"),
+        ("vllm/sampling_params.py", "StructuredOutputsParams"),
         ("vllm/outputs.py", "CompletionOutput"),
         ("vllm/outputs.py", "RequestOutput.__init__"),
         ("vllm/lora/request.py", "LoRARequest"),
@@ -68,6 +69,7 @@ def _parameters(tree: ast.Module, name: str) -> list[dict[str, Any]]:
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
                 and "ClassVar" not in ast.unparse(node.annotation)
+                and not (node.value and "init=False" in ast.unparse(node.value))
             ):
                 default = ast.unparse(node.value) if node.value else None
                 fields[node.target.id] = _one(node.target.id, "keyword", default)

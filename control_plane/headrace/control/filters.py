@@ -40,6 +40,8 @@ class Demand:
     priority: int = Priority.STANDARD
     asking: Asking | None = None
     """What a replica might refuse it for."""
+    guided: str = ""
+    """Kind of guided decoding; "": none."""
 
     @property
     def block_size(self) -> int:
@@ -111,6 +113,8 @@ class Filters:
                 return "zone"
             if standing.zone in self.zones_excluded:
                 return "zone excluded"
+        if demand.guided and (standing.replica is None or demand.guided not in standing.replica.guided):
+            return "capability"
         if demand.is_tokens and standing.replica is not None and 0 < standing.replica.kv_cells < demand.prompt_size:
             return "capability"
         if not question.reachable(standing.endpoint):

@@ -73,6 +73,8 @@ class Content:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    guide: Sequence[tuple[str, str]] = ()
+    """(kind, text) of what guides decoding, for each text of it."""
 
     def fingerprint(self) -> bytes:
         """SHA-256 of everything but the effort, which may be the default of a revision that is not known yet."""
@@ -98,6 +100,7 @@ class Content:
             parts.append(("stop.ignore_eos", b"1"))
         if self.top_logprobs is not None:
             parts.append(("top_logprobs", b"%d" % self.top_logprobs))
+        parts += [(f"guided.{kind}", text.encode()) for kind, text in self.guide]
         return parts
 
 

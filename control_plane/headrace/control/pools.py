@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from headrace.control.load_view import LoadView, Standing
 from headrace.control.resources import Replica
 
-_ZONES_MAX = 64
-"""Sets of zones of which a pool is kept, for each revision."""
+_POOLS_MAX = 64
+"""Sets of zones, each with a kind of guide, of which a pool is kept, for each revision."""
 
 _Zones = frozenset[str]
 
@@ -29,8 +29,8 @@ class Pools:
     def __init__(self, loads: LoadView, zones_excluded: frozenset[str] = frozenset()) -> None:
         self._loads = loads
         self._zones_excluded = zones_excluded
-        self._made: dict[str, tuple[tuple[Replica, ...], dict[_Zones, tuple[Standing, ...]]]] = {}
-        """By revision: the ready replicas that it was made of, and the pool of each set of zones."""
+        self._made: dict[str, tuple[tuple[Replica, ...], dict[tuple[_Zones, str], tuple[Standing, ...]]]] = {}
+        """By revision: the ready replicas that it was made of, and its pools."""
         self._applied: Mapping[str, tuple[Replica, ...]] = {}
 
     def apply(self, ready_of: Mapping[str, tuple[Replica, ...]]) -> None:
@@ -40,23 +40,32 @@ class Pools:
             name: made for name, made in self._made.items() if made[0] is ready_of.get(name) is before.get(name)
         }
 
-    def pool(self, revision: str, ready: tuple[Replica, ...], zones: _Zones) -> tuple[Standing, ...]:
-        """Those of the ready replicas of a revision that are in the zones that will do; no zones: in any."""
+    def pool(self, revision: str, ready: tuple[Replica, ...], zones: _Zones, guided: str = "") -> tuple[Standing, ...]:
+        """Those of the ready replicas of a revision that will do.
+
+        Args:
+            revision: its name.
+            ready: all of them.
+            zones: where they may be; empty: anywhere.
+            guided: kind of guided decoding that they must be able to do; "": none.
+        """
         made = self._made.get(revision)
         if made is None or made[0] is not ready:
             made = self._made[revision] = (ready, {})
-        found = made[1].get(zones)
+        found = made[1].get((zones, guided))
         if found is None:
-            found = self._pool(ready, zones)
-            if len(made[1]) >= _ZONES_MAX:
+            found = self._pool(ready, zones, guided)
+            if len(made[1]) >= _POOLS_MAX:
                 made[1].clear()
-            made[1][zones] = found
+            made[1][zones, guided] = found
         return found
 
-    def _pool(self, ready: tuple[Replica, ...], zones: _Zones) -> tuple[Standing, ...]:
+    def _pool(self, ready: tuple[Replica, ...], zones: _Zones, guided: str) -> tuple[Standing, ...]:
         known, excluded = self._loads.known, self._zones_excluded
         if zones or excluded:
             ready = tuple(r for r in ready if self._is_in(r.failure_domain.zone, zones))
+        if guided:
+            ready = tuple(r for r in ready if guided in r.guided)
         return tuple(map(known, ready))
 
     def _is_in(self, zone: str, zones: _Zones) -> bool:

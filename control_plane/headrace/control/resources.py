@@ -264,6 +264,8 @@ class Replica:
     kv_cells: int = 0
     failure_domain: FailureDomain = FailureDomain()
     detail: str = ""
+    guided: frozenset[str] = frozenset()
+    """Kinds of guided decoding that its engine can do; headrace.control.guided."""
 
 
 def _plain(value: object) -> object:

@@ -22,6 +22,7 @@ from headrace.control.costs import costs
 from headrace.control.doors import Doors
 from headrace.control.errors import Reason
 from headrace.control.filters import Demand, Filters, Question
+from headrace.control.guided import check_guided
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
 from headrace.control.outliers import FAULTS, EjectionRules, Outliers
 from headrace.control.placement import Random, no_replica
@@ -150,7 +151,7 @@ class Routing:
             now: monotonic seconds.
 
         Raises:
-            Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
+            Failure: MODEL_LOADING, NO_HEALTHY_WORKER or GUIDED_DECODING_UNSUPPORTED.
         """
         home = self.affinity.home(demand.affinity, revision.name, snapshot.ready_of[revision.name], now)
         chosen, outcome = self._choose(
@@ -158,6 +159,7 @@ class Routing:
         )
         if chosen is None or chosen.replica is None:
             self.observe("refused", None)
+            check_guided(snapshot, revision, demand.guided)
             raise no_replica(snapshot, revision)
         self.observe(outcome, chosen.age_s(now))
         return chosen.replica
@@ -192,7 +194,7 @@ class Routing:
 
     def _choose(self, question: Question, random: Random) -> tuple[Standing | None, str]:
         revision, demand, excluded_by = question.revision.name, question.demand, self.filters.excluded_by
-        pool = self.pools.pool(revision, question.snapshot.ready_of[revision], demand.zones)
+        pool = self.pools.pool(revision, question.snapshot.ready_of[revision], demand.zones, demand.guided)
         sample, outcome = self._draw(pool, question, random), "load"
         if not sample:
             # Somebody who failed lately is better than nobody, and so is for a first attempt one who would refuse it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -248,6 +249,7 @@ def replica_to_proto(replica: Replica) -> resources_pb2.Replica:
         kv_cells=replica.kv_cells,
         failure_domain=resources_pb2.FailureDomain(host=domain.host, rack=domain.rack, zone=domain.zone),
         detail=replica.detail,
+        guided_decoding=sorted(replica.guided),
     )
 
 
@@ -269,7 +271,14 @@ def replica_from_proto(message: resources_pb2.Replica, *, epoch: int | None = No
         kv_cells=message.kv_cells,
         failure_domain=FailureDomain(domain.host, domain.rack, domain.zone),
         detail=message.detail,
+        guided=_shared(tuple(message.guided_decoding)),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(words: tuple[str, ...]) -> frozenset[str]:
+    """The same set for the same words: thousands of replicas have them."""
+    return frozenset(words)
 
 
 def revocation_to_proto(revocation: Revocation) -> resources_pb2.Revocation:

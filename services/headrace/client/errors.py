@@ -185,6 +185,7 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.REQUEST_TOO_LARGE: InvalidRequest,
     Reason.CHAT_TEMPLATE_MISSING: InvalidRequest,
     Reason.EFFORT_UNSUPPORTED: InvalidRequest,
+    Reason.GUIDED_DECODING_UNSUPPORTED: InvalidRequest,
     Reason.MODEL_NOT_FOUND: NotFound,
     Reason.NOT_FOUND: NotFound,
     Reason.ALREADY_EXISTS: RequestError,

@@ -18,6 +18,7 @@ from headrace.control.priority import Priority
 from headrace.control.resources import Revision
 from headrace.control.routing import RoutingRules
 from headrace.control.tenants import Tenant
+from headrace.router.codec import guided_kind
 from headrace.router.settings import RouterSettings
 
 BYTES_PER_TOKEN = 4
@@ -51,12 +52,14 @@ def demand_of(
         zones=frozenset(tenant.zones),
         priority=request.priority or Priority.STANDARD,
         asking=None if budget is None else _asking(request, revision, tenant, output_tokens_max, budget),
+        guided=guided_kind(request),
     )
 
 
 def tokens_of(request: pb.GenerateRequest, revision: Revision, output_tokens_max: int) -> int:
     """Prompt and output, as estimated: never more than its revision's context holds."""
-    prompt = len(request.tokens.ids) or request.ByteSize() // BYTES_PER_TOKEN
+    guide = request.guided_decoding.ByteSize() if request.HasField("guided_decoding") else 0
+    prompt = len(request.tokens.ids) or (request.ByteSize() - guide) // BYTES_PER_TOKEN
     output = request.max_tokens if request.HasField("max_tokens") else output_tokens_max
     return min(prompt + output, revision.execution.context_tokens)
 

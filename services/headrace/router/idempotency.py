@@ -32,6 +32,7 @@ from headrace.control.idempotency import (
     SlicedCount,
 )
 from headrace.control.origins import tag_of
+from headrace.router.codec import guide_texts
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan
 from headrace.router.session import Session, new_name
@@ -379,6 +380,7 @@ def content_of(generate: pb.GenerateRequest, tenant: str) -> Content:
         stop_token_ids=stop.token_ids,
         ignore_eos=stop.ignore_eos,
         top_logprobs=generate.top_logprobs if generate.HasField("top_logprobs") else None,
+        guide=guide_texts(generate.guided_decoding),
     )
 
 

@@ -15,6 +15,7 @@ from headrace.control.deadlines import Budget, longest_wait_s
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
 from headrace.control.filters import NO_DEMAND, Demand
+from headrace.control.guided import check_guided
 from headrace.control.placement import check_not_revoked, resolve_revision
 from headrace.control.priority import Priority
 from headrace.control.request import Terms
@@ -26,6 +27,7 @@ from headrace.router.codec import (
     Efforts,
     check_request,
     complete_request,
+    guided_kind,
     output_tokens_allowed,
     priority_asked,
     resolve_efforts,
@@ -94,6 +96,7 @@ class Planner:
         self._refuse_if_too_old(snapshot)
         revision = resolve_revision(snapshot, request.model, random.random)
         check_model(tenant, request.model, revision)
+        check_guided(snapshot, revision, guided_kind(request))
         check_output(tenant, request.max_tokens if request.HasField("max_tokens") else None)
         generate = complete_request(request, revision, self._limits)
         generate.priority = PRIORITIES[tenant.priority(priority_asked(request))]

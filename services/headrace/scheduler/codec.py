@@ -65,6 +65,7 @@ _PUBLIC_FIELDS = {
     "messages": "conversation.messages",
     "stop": "stop.strings",
     "stop_token_ids": "stop.token_ids",
+    "guided": "guided_decoding",
 }
 """Fields that the engine contract names otherwise than headrace.api.inference.v1."""
 _ID_BYTES = 6
@@ -124,6 +125,8 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         "top_logprobs": generate.top_logprobs if generate.HasField("top_logprobs") else None,
         "credit": min(message.credit_limit, CREDIT_MAX),
     }
+    if generate.HasField("guided_decoding"):
+        request["guided"] = _guided(generate.guided_decoding)
     if message.tenant:
         request["cache_salt"] = message.tenant
     execution_s = _seconds(message, "execution_timeout")
@@ -297,6 +300,13 @@ def _set_stop(match: inference_pb2.StopMatch, stop: Mapping[str, Any]) -> None:
 def _sampling(sampling: inference_pb2.SamplingParameters) -> dict[str, Any]:
     """The fields that are set. A Router has completed them; what it left open is the engine contract's default."""
     return {descriptor.name: value for descriptor, value in sampling.ListFields()}
+
+
+def _guided(guided: inference_pb2.GuidedDecoding) -> dict[str, Any]:
+    kind = guided.WhichOneof("guide")
+    if kind is None:
+        return {}  # which the engine refuses
+    return {kind: list(guided.choice.strings) if kind == "choice" else getattr(guided, kind)}
 
 
 def _seconds(message: pb.Dispatch, field: str) -> float | None:

@@ -342,6 +342,7 @@ class Worker:
             kv_cells=int(self.hello.get("kv_cells") or (execution.kv_cells if execution else 0)),
             failure_domain=self._identity.failure_domain,
             detail=self.life.detail,
+            guided=frozenset(map(str, self.hello.get("guided") or ())),
         )
         value = replica_to_proto(record).SerializeToString()
         if self.life.state is WorkerState.LOADING:

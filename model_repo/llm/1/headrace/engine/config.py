@@ -40,7 +40,8 @@ class EngineConfig:
     From `gpus` on it is for the managed engines, whose `model_path` and `adapter_path` are folders. `gpus` are the
     devices that the engine may see, as CUDA_VISIBLE_DEVICES wants them; "": all. `abort` says when a request may be
     ended early: on, after_first_token or off; "" is what is held for safe there. `speculative` is the engine's own
-    document for speculative decoding. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.
+    document for speculative decoding. `guided_backend` is what guides decoding, by the engine's name for it, or off; ""
+    is what is chosen there. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.
     """
 
     engine: str
@@ -70,11 +71,21 @@ class EngineConfig:
     abort: str = ""
     speculative: Mapping[str, Any] | None = None
     eager: bool = False
+    guided_backend: str = ""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}.")
-        for name in ("revision", "incarnation", "model_path", "model_digest", "adapter_path", "gpus", "dtype"):
+        for name in (
+            "revision",
+            "incarnation",
+            "model_path",
+            "model_digest",
+            "adapter_path",
+            "gpus",
+            "dtype",
+            "guided_backend",
+        ):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string.")
         self._check_managed()

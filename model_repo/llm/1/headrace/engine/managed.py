@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.engine.backend import Detail, ModelFacts
-from headrace.engine.request import Sampling
+from headrace.engine.request import Guided, Sampling
 
 
 class EngineDead(RuntimeError):
@@ -34,6 +34,8 @@ class End(enum.Enum):
     ABORTED = "aborted"
     FAILED = "failed"
     """This request failed in the engine; others go on."""
+    REFUSED = "refused"
+    """The engine did not take what it was to be guided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class ManagedRequest:
     top_logprobs: int | None = None
     cache_salt: str = ""
     priority: float = 0.5
+    guided: Guided | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,8 @@ class ManagedStats:
 
 
 class ManagedEngine(Protocol):
-    """All methods but `tokenize`, `piece` and `check`, which any thread may use, are called by one thread; none but
-    `start` and `shutdown` may block.
+    """All methods but `tokenize`, `piece`, `check` and `check_guided`, which any thread may use, are called by one
+    thread; none but `start` and `shutdown` may block.
     """
 
     @property
@@ -114,6 +117,10 @@ class ManagedEngine(Protocol):
 
     def check(self, sampling: Sampling, top_logprobs: int | None) -> None:
         """Raises `RefusalError` for what this engine cannot do; any thread may call it."""
+        ...
+
+    def check_guided(self, guided: Guided) -> None:
+        """As `check`, for a kind of guided decoding that `facts` names."""
         ...
 
     def submit(self, request: ManagedRequest) -> None:

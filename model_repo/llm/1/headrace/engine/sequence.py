@@ -48,7 +48,8 @@ class Prepared:
     """A request that passed every check. Times are CLOCK_MONOTONIC ns; 0 is none.
 
     `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on. KV is reused
-    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer.
+    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer. `guide` is
+    what the backend has compiled.
     """
 
     seq: int
@@ -66,6 +67,7 @@ class Prepared:
     execution_ns: int = 0
     cache_salt: str = ""
     known: Known | None = None
+    guide: Any = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,15 +11,22 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
+from headrace.engine.async_engine import (
+    ADAPTER,
+    GUIDED_BY_XGRAMMAR,
+    AsyncEngine,
+    choices_as_grammar,
+    import_engine,
+)
 from headrace.engine.backend import Detail
 from headrace.engine.config import EngineConfig
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
-from headrace.engine.request import Sampling, invalid
+from headrace.engine.request import Guided, Sampling, invalid
 from headrace.engine.signatures import supported
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED}
 _PRIORITIES = 1000
+_BAD_REQUEST = 400
 
 
 def make(config: EngineConfig) -> SglangEngine:
@@ -44,14 +51,21 @@ class SglangEngine(AsyncEngine):
         engine = importlib.import_module("sglang.srt.entrypoints.engine").Engine
         arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
         self._versions = {"sglang": str(sglang.__version__)}
+        if self._is_guided:
+            self._guided = GUIDED_BY_XGRAMMAR
         self._engine = engine(**supported(arguments, self._needed(), self._wanted()))
+
+    @property
+    def _is_guided(self) -> bool:
+        """Only where it is asked for: it takes SGLang's own tokenizer, which is otherwise left out."""
+        return self._config.guided_backend not in ("", "off")
 
     def _needed(self) -> dict[str, Any]:
         config = self._config
         needed: dict[str, Any] = {
             "model_path": config.model_path,
             "context_length": config.context_tokens,
-            "skip_tokenizer_init": True,
+            "skip_tokenizer_init": not self._is_guided,
             "max_running_requests": config.slots,
             # Each sequence may leave a part of its last page unused.
             "max_total_tokens": config.kv_cells + config.slots,
@@ -69,6 +83,8 @@ class SglangEngine(AsyncEngine):
                 "lora_paths": {ADAPTER: config.adapter_path},
                 "max_loras_per_batch": 1,
             }
+        if self._is_guided:
+            needed["grammar_backend"] = config.guided_backend
         if config.speculative is not None:
             needed |= {f"speculative_{name}": value for name, value in config.speculative.items()}
         return needed
@@ -80,6 +96,7 @@ class SglangEngine(AsyncEngine):
             "schedule_low_priority_values_first": True,
             "sampling_defaults": "openai",  # not the model folder's
             "incremental_streaming_output": False,
+            "constrained_json_disable_any_whitespace": True,  # a model may write nothing but blanks
             "log_requests": False,
             "enable_metrics": False,
             "disable_cuda_graph": self._config.eager,
@@ -105,6 +122,7 @@ class SglangEngine(AsyncEngine):
             "sampling_seed": (sampling.seed or 0) & 0x7FFFFFFF,
             "skip_special_tokens": False,
             "no_stop_trim": True,
+            **(_guide(request.guided) if request.guided is not None else {}),
         }
         if self.facts.end_tokens <= request.end_tokens:
             return {**params, "stop_token_ids": sorted(request.end_tokens), "ignore_eos": False}
@@ -140,7 +158,7 @@ class SglangEngine(AsyncEngine):
                 details[: len(tokens)],
                 cached=meta.get("cached_tokens", -1),
                 proposed=proposed - drafts,
-                end=_end(meta.get("finish_reason")),
+                end=_end(meta.get("finish_reason"), is_guided=request.guided is not None and seen == 0),
             )
             drafts = proposed
 
@@ -161,12 +179,21 @@ class SglangEngine(AsyncEngine):
             self._engine.shutdown()
 
 
-def _end(reason: Mapping[str, Any] | str | None) -> End | None:
+def _guide(guided: Guided) -> dict[str, Any]:
+    if guided.kind == "choice":
+        return {"ebnf": choices_as_grammar(guided.choices)}
+    if guided.kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    return {{"grammar": "ebnf"}.get(guided.kind, guided.kind): guided.text}
+
+
+def _end(reason: Mapping[str, Any] | str | None, *, is_guided: bool) -> End | None:
+    """`is_guided`: a guided one that has said nothing, whose grammar may be what it is refused for."""
     if reason is None:
         return None
     kind = reason if isinstance(reason, str) else reason.get("type")
     if kind == "abort" and isinstance(reason, Mapping) and reason.get("status_code") is not None:
-        return End.FAILED
+        return End.REFUSED if is_guided and reason["status_code"] == _BAD_REQUEST else End.FAILED
     return _ENDS.get(str(kind), End.FAILED)
 
 

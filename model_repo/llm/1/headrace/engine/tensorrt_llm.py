@@ -12,10 +12,17 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
+from headrace.engine.async_engine import (
+    ADAPTER,
+    GUIDED_BY_XGRAMMAR,
+    AsyncEngine,
+    choices_as_grammar,
+    import_engine,
+)
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.request import Guided
 from headrace.engine.signatures import supported
 
 BLOCK = 32
@@ -52,7 +59,11 @@ class TensorRtLlmEngine(AsyncEngine):
         if self._config.adapter_path:
             request = importlib.import_module("tensorrt_llm.executor.request").LoRARequest
             self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
+        self._refusals = (ValueError, self._api.RequestError)
         arguments = self._arguments()
+        backend = arguments.get("guided_decoding_backend")
+        if backend is not None:
+            self._guided = GUIDED_BY_XGRAMMAR if backend == "xgrammar" else GUIDED_BY_XGRAMMAR - {"choice"}
         # Blocks for minutes; the constructor starts processes of its own and wants no event loop.
         self._llm = await self._loop.run_in_executor(None, lambda: self._api.LLM(**arguments))
 
@@ -83,6 +94,11 @@ class TensorRtLlmEngine(AsyncEngine):
             "enable_iter_perf_stats": True,
             "return_perf_metrics": config.speculative is not None,
         }
+        if config.guided_backend != "off":
+            # It makes its masks from the tokenizer, and asserts that there is one.
+            backend = {"guided_decoding_backend": config.guided_backend or "xgrammar"}
+            needed["skip_tokenizer_init"] = False
+            (needed if config.guided_backend else wanted).update(backend)
         if config.eager:
             wanted |= {"cuda_graph_config": None, "torch_compile_config": None}
         known = getattr(getattr(self._api, "TorchLlmArgs", None), "model_fields", None)
@@ -138,6 +154,9 @@ class TensorRtLlmEngine(AsyncEngine):
                 needed[name] = getattr(sampling, name)
         if request.top_logprobs is not None:
             needed["logprobs"] = max(1, request.top_logprobs)
+        if request.guided is not None:
+            guide = self._api.GuidedDecodingParams
+            needed["guided_decoding"] = guide(**supported(guide, _guide(request.guided), {}))
         call = self._api.SamplingParams
         return call(**supported(call, needed, {}))
 
@@ -205,6 +224,14 @@ class TensorRtLlmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._llm is not None:
             await self._loop.run_in_executor(None, self._llm.shutdown)
+
+
+def _guide(guided: Guided) -> dict[str, Any]:
+    if guided.kind == "choice":
+        return {"grammar": choices_as_grammar(guided.choices)}
+    if guided.kind == "json_object":
+        return {"json_object": True}
+    return {{"json_schema": "json"}.get(guided.kind, guided.kind): guided.text}
 
 
 def _trimmed(request: ManagedRequest, one: Any, tokens: Sequence[int]) -> int | None:

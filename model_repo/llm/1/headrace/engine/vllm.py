@@ -15,8 +15,8 @@ from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
-from headrace.engine.request import TOP_LOGPROBS_MAX
-from headrace.engine.signatures import supported
+from headrace.engine.request import GUIDES, TOP_LOGPROBS_MAX, Guided
+from headrace.engine.signatures import parameters, supported
 
 BLOCK = 32
 """Tokens of a KV block: what vLLM's attention kernels take on GPUs and on CPUs."""
@@ -42,6 +42,7 @@ class VllmEngine(AsyncEngine):
         self._dead: type[BaseException] = EngineDead
         self._lora: Any = None
         self._said: Any = None
+        self._guide: tuple[str, Any] | None = None
 
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
@@ -50,7 +51,9 @@ class VllmEngine(AsyncEngine):
         self._vllm = vllm
         arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
         engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
-        self._output_kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA
+        sampling = importlib.import_module("vllm.sampling_params")
+        self._output_kind = sampling.RequestOutputKind.DELTA
+        self._find_guide(sampling)
         self._dead = importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError
         if self._config.adapter_path:
             request = importlib.import_module("vllm.lora.request").LoRARequest
@@ -59,6 +62,19 @@ class VllmEngine(AsyncEngine):
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
+
+    def _find_guide(self, sampling: Any) -> None:
+        """By whichever name this release has it; it can do all kinds."""
+        known = parameters(sampling.SamplingParams)
+        for field, name in (
+            ("structured_outputs", "StructuredOutputsParams"),
+            ("guided_decoding", "GuidedDecodingParams"),
+        ):
+            call = getattr(sampling, name, None)
+            if self._config.guided_backend != "off" and call is not None and (known is None or field in known):
+                self._guide = (field, call)
+                self._guided = frozenset(GUIDES)
+                return
 
     def _needed(self) -> dict[str, Any]:
         config = self._config
@@ -81,6 +97,10 @@ class VllmEngine(AsyncEngine):
             needed |= {"enable_lora": True, "max_loras": 1}
         if config.speculative is not None:
             needed["speculative_config"] = dict(config.speculative)
+        if config.guided_backend not in ("", "off"):
+            # With blanks wherever JSON has them, a model may write nothing else; only these two can leave them out.
+            tight = {"disable_any_whitespace": True} if config.guided_backend in ("xgrammar", "guidance") else {}
+            needed["structured_outputs_config"] = {"backend": config.guided_backend, **tight}
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -136,6 +156,9 @@ class VllmEngine(AsyncEngine):
         }
         if request.top_logprobs is not None:
             needed["logprobs"] = request.top_logprobs
+        if request.guided is not None and self._guide is not None:
+            field, make = self._guide
+            needed[field] = make(**supported(make, _guide(request.guided), {}))
         return call(**supported(call, needed, {"skip_special_tokens": False}))
 
     async def _generate(self, request: ManagedRequest) -> AsyncIterator[Delta]:
@@ -187,6 +210,14 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _guide(guided: Guided) -> dict[str, Any]:
+    if guided.kind == "choice":
+        return {"choice": list(guided.choices)}
+    if guided.kind == "json_object":
+        return {"json_object": True}
+    return {{"json_schema": "json"}.get(guided.kind, guided.kind): guided.text}
 
 
 def _details(tokens: Sequence[int], positions: Any, top: int) -> list[Detail]:

@@ -213,7 +213,7 @@ class AliasTarget(_message.Message):
     def __init__(self, revision: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("name", "revision", "scheduler", "endpoint", "state", "epoch", "slots", "kv_cells", "failure_domain", "detail")
+    __slots__ = ("name", "revision", "scheduler", "endpoint", "state", "epoch", "slots", "kv_cells", "failure_domain", "detail", "guided_decoding")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Replica.State]
@@ -236,6 +236,7 @@ class Replica(_message.Message):
     KV_CELLS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GUIDED_DECODING_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     scheduler: str
@@ -246,7 +247,8 @@ class Replica(_message.Message):
     kv_cells: int
     failure_domain: FailureDomain
     detail: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., scheduler: _Optional[str] = ..., endpoint: _Optional[str] = ..., state: _Optional[_Union[Replica.State, str]] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., failure_domain: _Optional[_Union[FailureDomain, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+    guided_decoding: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., scheduler: _Optional[str] = ..., endpoint: _Optional[str] = ..., state: _Optional[_Union[Replica.State, str]] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., failure_domain: _Optional[_Union[FailureDomain, _Mapping]] = ..., detail: _Optional[str] = ..., guided_decoding: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FailureDomain(_message.Message):
     __slots__ = ("host", "rack", "zone")
