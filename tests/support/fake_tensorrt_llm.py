@@ -48,6 +48,30 @@ class LoraConfig(Recorded):
     RECORD = ("tensorrt_llm", "LoraConfig")
 
 
+class MovedLoraConfig(Recorded):
+    """Where later releases have it."""
+
+    RECORD = ("tensorrt_llm", "LoraConfig (moved)")
+
+
+class NGramDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "NGramDecodingConfig")
+
+
+class DraftTargetDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "DraftTargetDecodingConfig")
+
+
+class Eagle3DecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "Eagle3DecodingConfig")
+
+
+class EagleDecodingConfig(Recorded):
+    """An older release's."""
+
+    RECORD = ("tensorrt_llm", "EagleDecodingConfig")
+
+
 class LoRARequest(Recorded):
     RECORD = ("tensorrt_llm", "LoRARequest")
 
@@ -170,6 +194,9 @@ def install() -> None:
         "CapacitySchedulerPolicy": CapacitySchedulerPolicy,
         "RequestError": RequestError,
         "TorchLlmArgs": TorchLlmArgs,
+        "NGramDecodingConfig": NGramDecodingConfig,
+        "DraftTargetDecodingConfig": DraftTargetDecodingConfig,
+        "EagleDecodingConfig": EagleDecodingConfig,
     }
     install_modules(
         {

@@ -13,13 +13,14 @@ from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
-from headrace.engine.config import EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import Sampling, invalid
 from headrace.engine.signatures import supported
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED}
 _PRIORITIES = 1000
+_ALGORITHMS = {"draft_model": "STANDALONE", "eagle3": "EAGLE3"}
 
 
 def make(config: EngineConfig) -> SglangEngine:
@@ -70,7 +71,7 @@ class SglangEngine(AsyncEngine):
                 "max_loras_per_batch": 1,
             }
         if config.speculative is not None:
-            needed |= {f"speculative_{name}": value for name, value in config.speculative.items()}
+            needed |= _speculative(config.speculative)
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -159,6 +160,20 @@ class SglangEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _speculative(one: Speculative) -> dict[str, Any]:
+    """A chain of drafts, not a tree, as on the others. SGLang counts the token before them among them."""
+    if one.method not in _ALGORITHMS:
+        # By the speed of its answers a tenant would learn what others said.
+        raise ConfigError("speculative.method must not be ngram on sglang: it looks up in what all requests said.")
+    return {
+        "speculative_algorithm": _ALGORITHMS[one.method],
+        "speculative_draft_model_path": one.draft_path,
+        "speculative_num_steps": one.draft_tokens,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": one.draft_tokens + 1,
+    }
 
 
 def _end(reason: Mapping[str, Any] | str | None) -> End | None:

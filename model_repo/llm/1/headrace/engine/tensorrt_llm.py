@@ -14,14 +14,19 @@ from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
-from headrace.engine.signatures import supported
+from headrace.engine.signatures import parameters, supported
 
 BLOCK = 32
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "cancelled": End.ABORTED}
 _INHERITED = ("OMPI_", "PMIX_", "PMI_")
 _EVENTS_MAX = 1024
+_DRAFTERS = {
+    "ngram": ("NGramDecodingConfig",),
+    "draft_model": ("DraftTargetDecodingConfig",),
+    "eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),
+}
 
 
 def make(config: EngineConfig) -> TensorRtLlmEngine:
@@ -74,15 +79,17 @@ class TensorRtLlmEngine(AsyncEngine):
             "scheduler_config": self._scheduler(),
         }
         if config.adapter_path:
-            lora = importlib.import_module("tensorrt_llm.lora_helper").LoraConfig
-            lora_wanted = {"lora_dir": [config.adapter_path], "max_loras": 1, "max_cpu_loras": 1}
-            needed["lora_config"] = lora(**supported(lora, {}, lora_wanted))
+            lora = _lora_config()
+            lora_wanted = {"max_loras": 1, "max_cpu_loras": 1}
+            needed["lora_config"] = lora(**supported(lora, {"lora_dir": [config.adapter_path]}, lora_wanted))
         if config.speculative is not None:
-            needed["speculative_config"] = dict(config.speculative)
+            needed["speculative_config"] = self._speculative(config.speculative)
         wanted: dict[str, Any] = {
             "enable_iter_perf_stats": True,
             "return_perf_metrics": config.speculative is not None,
         }
+        if config.speculative is not None and config.speculative.method == "ngram":
+            wanted["disable_overlap_scheduler"] = True  # which it does not work with, says TensorRT-LLM's own example
         if config.eager:
             wanted |= {"cuda_graph_config": None, "torch_compile_config": None}
         known = getattr(getattr(self._api, "TorchLlmArgs", None), "model_fields", None)
@@ -113,6 +120,20 @@ class TensorRtLlmEngine(AsyncEngine):
         call = self._api.SchedulerConfig
         policy = policies.MAX_UTILIZATION if over else policies.GUARANTEED_NO_EVICT
         return call(**supported(call, {"capacity_scheduler_policy": policy}, {}))
+
+    def _speculative(self, one: Speculative) -> Any:
+        """The configuration of a drafter; both its class and the field of its files have had two names."""
+        for name in _DRAFTERS[one.method]:
+            call = getattr(self._api, name, None)
+            if call is not None:
+                break
+        else:
+            raise ConfigError(f"This release of TensorRT-LLM has no {' or '.join(_DRAFTERS[one.method])}.")
+        if one.method == "ngram":
+            return call(**supported(call, _ngram(one), {}))
+        known = parameters(call) or frozenset({"speculative_model"})
+        where = "speculative_model" if "speculative_model" in known else "speculative_model_dir"
+        return call(**supported(call, {"max_draft_len": one.draft_tokens, where: one.draft_path}, {}))
 
     def _params(self, request: ManagedRequest) -> Any:
         sampling = request.sampling
@@ -205,6 +226,21 @@ class TensorRtLlmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._llm is not None:
             await self._loop.run_in_executor(None, self._llm.shutdown)
+
+
+def _lora_config() -> Any:
+    """`LoraConfig` has moved after 1.2; the new place is tried first, since the old one then only forwards to it."""
+    for name in ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper"):
+        try:
+            return importlib.import_module(name).LoraConfig
+        except (ImportError, AttributeError):
+            continue
+    raise ConfigError("This release of TensorRT-LLM has LoraConfig in a place that is not known here.")
+
+
+def _ngram(one: Speculative) -> dict[str, Any]:
+    """Each request looks up in its own tokens: one pool for all would tell a tenant by speed what others said."""
+    return {"max_draft_len": one.draft_tokens, "max_matching_ngram_size": one.ngram_max, "is_public_pool": False}
 
 
 def _trimmed(request: ManagedRequest, one: Any, tokens: Sequence[int]) -> int | None:

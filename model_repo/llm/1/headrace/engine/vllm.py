@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import TOP_LOGPROBS_MAX
 from headrace.engine.signatures import supported
@@ -80,7 +80,7 @@ class VllmEngine(AsyncEngine):
         if config.adapter_path:
             needed |= {"enable_lora": True, "max_loras": 1}
         if config.speculative is not None:
-            needed["speculative_config"] = dict(config.speculative)
+            needed["speculative_config"] = _speculative(config.speculative)
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -187,6 +187,14 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _speculative(one: Speculative) -> dict[str, Any]:
+    """What vLLM's SpeculativeConfig is made of."""
+    asked: dict[str, Any] = {"method": one.method, "num_speculative_tokens": one.draft_tokens}
+    if one.method == "ngram":
+        return asked | {"prompt_lookup_min": 1, "prompt_lookup_max": one.ngram_max}
+    return asked | {"model": one.draft_path}
 
 
 def _details(tokens: Sequence[int], positions: Any, top: int) -> list[Detail]:
