@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.config import MANAGED_ENGINES, ConfigError, EngineConfig, Speculative, parse_config
+from headrace.engine.signatures import parameters
 from support import fake_model, fake_tensorrt_llm
 from support.served_adapter import Served, own_environment
 
@@ -159,3 +160,37 @@ def test_types_and_eagerness_reach_the_library(start: Start, kind: str) -> None:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,4"
     eager = {"vllm": "enforce_eager", "sglang": "disable_cuda_graph"}
     assert given[eager[kind]] is True if kind in eager else given["cuda_graph_config"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("vllm", [1000, 750, 500, 500, 250]),
+        ("sglang", [1000, 750, 500, 500, 250]),
+        ("tensorrt_llm", [0.0, 0.25, 0.5, 0.5, 0.75]),
+    ],
+)
+def test_a_priority_of_the_contract_is_one_of_the_library_s(
+    start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, numbers: list[float]
+) -> None:
+    """vLLM and SGLang serve the lower number first, TensorRT-LLM the higher one, in releases that take one."""
+    if kind == "tensorrt_llm":
+        call = fake_tensorrt_llm.LLM.generate_async
+
+        def later(self: Any, priority: float = 0.5, **given: Any) -> Any:
+            output = call(self, **given)
+            self.requests[-1] = {**given, "priority": priority}
+            return output
+
+        names = call.__signature__.parameters  # type: ignore[attr-defined]
+        one = next(iter(names.values())).replace(name="priority", default=0.5)
+        later.__signature__ = call.__signature__.replace(  # type: ignore[attr-defined]
+            parameters=[*names.values(), one.replace(kind=one.KEYWORD_ONLY)]
+        )
+        monkeypatch.setattr(fake_tensorrt_llm.LLM, "generate_async", later)
+        parameters.cache_clear()
+    served = start(kind)
+    for seq, priority in enumerate((1, 2, 3, None, 4), 1):
+        served.answer(seq, prompt=" the", max_tokens=1, priority=priority)
+    assert [request["priority"] for request in served.library.requests] == numbers
+    parameters.cache_clear()

@@ -232,6 +232,7 @@ def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:
         "kv_cells": config.kv_cells,
         "vocabulary": facts.vocabulary,
         "pause": "run_ahead" if config.run_ahead_tokens else "native",
+        "priority": True,  # REQUEST may have one
         "shapes": {"prefill": config.prefill_chunk, "decode": _batch_sizes(config.slots)},
         "versions": {"headrace": _version("headrace"), **facts.versions},
     }

@@ -180,6 +180,7 @@ class Intake:
             execution_ns=_time_ns(request.execution_ms, 0),
             cache_salt=request.cache_salt,
             known=known,
+            priority=request.priority,
         )
 
     def _known(self, request: Request, prompt: int, max_tokens: int) -> Known | None:

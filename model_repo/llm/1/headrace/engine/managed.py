@@ -42,7 +42,7 @@ class ManagedRequest:
 
     `id` is unique while the engine lives. `prompt` includes what a sequence has said so far, the last `said` of its
     tokens; `max_tokens` is what may follow. `end_tokens` end it, and nothing else does: the model's own are among them
-    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first.
+    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first; who names none has 0.5.
     """
 
     id: str

@@ -22,7 +22,7 @@ from headrace.engine.backend import Detail, ModelFacts
 from headrace.engine.loop import EngineLoop
 from headrace.engine.managed import Delta, End, EngineDead, ManagedEngine, ManagedRequest
 from headrace.engine.pieces import PieceTable
-from headrace.engine.request import ENGINE_FAILED, RefusalError, Sampling
+from headrace.engine.request import ENGINE_FAILED, PRIORITY_MAX, RefusalError, Sampling
 from headrace.engine.sequence import Sequence
 
 
@@ -183,6 +183,7 @@ class ManagedLoop(EngineLoop):
                 end_tokens=request.stop_token_ids | end_tokens,
                 top_logprobs=request.top_logprobs,
                 cache_salt=request.cache_salt,
+                priority=(request.priority - 1) / PRIORITY_MAX,
             )
         )
 

@@ -29,6 +29,8 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 MESSAGES_MAX = 4096
 TOKENS_MAX = 2**31 - 1
+PRIORITY, PRIORITY_MAX = 3, 4
+"""Of a request that names none, and the highest; the lowest is 1."""
 
 
 class RefusalError(Exception):
@@ -120,6 +122,7 @@ class Request:
     execution_ms: int | None = None
     cache_salt: str = ""
     continuation: Continuation | None = None
+    priority: int = PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,7 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         execution_ms=_milliseconds(item, "execution_ms"),
         cache_salt=_salt(item.get("cache_salt")),
         continuation=_continuation(item.get("continuation"), tokens[own:]),
+        priority=PRIORITY if item.get("priority") is None else _integer(item["priority"], "priority", 1, PRIORITY_MAX),
     )
 
 
