@@ -53,6 +53,9 @@ class ReplicaReport:
     """Lowest priority that it takes at present; 0: any."""
     prefill_tokens_per_s: float = 0.0
     """0: not measured yet."""
+    kv_stored: int = 0
+    """Tokens that its prefix cache stored since its engine's start; 0 with the next: not told."""
+    kv_removed: int = 0
 
     width: int = field(init=False)
     """Attempts that it runs at a time; at least 1."""

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from headrace.control import scores
 from headrace.control.affinity import Affinity
 from headrace.control.errors import Reason
+from headrace.control.evictions import Evictions
 from headrace.control.filters import Demand, Filters, Question
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
 from headrace.control.outliers import FAULTS, EjectionRules, Outliers
@@ -91,6 +92,7 @@ class Routing:
         self.rules = rules or RoutingRules()
         self.loads = LoadView(self.rules.half_life)
         self.prefixes = PrefixIndex()
+        self.evictions = Evictions()
         self.affinity = Affinity()
         self.outliers = Outliers(self.rules.ejection)
         self.slow_start = SlowStart(self.rules.ramp_s)
@@ -111,6 +113,7 @@ class Routing:
         void, fresh = self.loads.apply(snapshot.replicas_of)
         for replica in void:
             self.prefixes.forget(replica.name)
+            self.evictions.forget(replica.name)
             self.outliers.forget(replica.revision, replica.name)
             self.slow_start.forget(replica.name)
             self.filters.forget(replica.name)
@@ -347,6 +350,11 @@ class Routing:
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""
         self.loads.report(replica, report, now, age_s)
+        standing = self.loads.standing(replica)
+        if standing is None or standing.replica is None:
+            return  # no snapshot has it, and nothing is kept of it
+        gone = self.evictions.take(replica, report.kv_stored, report.kv_removed, self.prefixes.size(replica))
+        self.prefixes.fade(replica, gone)
 
 
 def _sample(found: list[Replica], count: int, random: Random) -> list[Replica]:

@@ -61,6 +61,8 @@ def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
         concurrency_limit=load.concurrency_limit,
         admits_from=load.admits_from,
         prefill_tokens_per_s=float(load.prefill_tokens_per_second),
+        kv_stored=load.kv_tokens_stored,
+        kv_removed=load.kv_tokens_removed,
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.engine.backend import Detail, ModelFacts
+from headrace.engine.kv_events import KvCounts
 from headrace.engine.request import Sampling
 
 
@@ -76,7 +77,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ManagedStats:
-    """What the engine says of itself; -1 where it does not say. KV is counted in tokens.
+    """What the engine says of itself; -1 or None where it does not say. KV is counted in tokens.
 
     `extra` is for the log of the worker: names of the engine's own.
     """
@@ -85,6 +86,7 @@ class ManagedStats:
     queued: int = -1
     kv_tokens: int = -1
     kv_used_tokens: int = -1
+    kv_events: KvCounts | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
 
 

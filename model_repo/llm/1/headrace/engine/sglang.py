@@ -7,6 +7,7 @@ to be ignored it ignores every stop token with them, so the host looks for those
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import Sampling, invalid
 from headrace.engine.signatures import supported
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED}
 _PRIORITIES = 1000
+_PAGE = 1
 _ALGORITHMS = {"draft_model": "STANDALONE", "eagle3": "EAGLE3"}
 
 
@@ -36,6 +39,7 @@ class SglangEngine(AsyncEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._engine: Any = None
+        self._kv_events: ZmqEvents | None = None
 
     async def _open(self) -> None:
         # Before the import. Logprobs are then the model's own, before temperature; SGLang itself sends no usage data,
@@ -45,6 +49,8 @@ class SglangEngine(AsyncEngine):
         engine = importlib.import_module("sglang.srt.entrypoints.engine").Engine
         arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
         self._versions = {"sglang": str(sglang.__version__)}
+        if self._config.kv_events:
+            self._kv_events = ZmqEvents(_PAGE, self.kind)
         self._engine = engine(**supported(arguments, self._needed(), self._wanted()))
 
     def _needed(self) -> dict[str, Any]:
@@ -56,7 +62,7 @@ class SglangEngine(AsyncEngine):
             "max_running_requests": config.slots,
             # Each sequence may leave a part of its last page unused.
             "max_total_tokens": config.kv_cells + config.slots,
-            "page_size": 1,
+            "page_size": _PAGE,
             "mem_fraction_static": config.gpu_memory_fraction,
             "tp_size": config.tensor_parallel,
             "dtype": config.dtype,
@@ -72,6 +78,8 @@ class SglangEngine(AsyncEngine):
             }
         if config.speculative is not None:
             needed |= _speculative(config.speculative)
+        if self._kv_events is not None:
+            needed["kv_events_config"] = json.dumps({"publisher": "zmq", "endpoint": self._kv_events.endpoint})
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -155,11 +163,16 @@ class SglangEngine(AsyncEngine):
         processes = getattr(watchdog, "_processes", None) or ()
         if any(not process.is_alive() for process in processes):
             raise EngineDead("a process of SGLang has ended")
-        return ManagedStats()
+        if self._kv_events is None:
+            return ManagedStats()
+        self._kv_events.read()
+        return ManagedStats(kv_events=self._kv_events.counts)
 
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
 
 def _speculative(one: Speculative) -> dict[str, Any]:

@@ -7,14 +7,18 @@ between releases.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import BufferedEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.signatures import parameters, supported
 
@@ -46,6 +50,8 @@ class TensorRtLlmEngine(AsyncEngine):
         self._lora: Any = None
         self._results: dict[str, Any] = {}
         self._last: Mapping[str, Any] = {}
+        self._has_complained = False
+        self._kv_events = BufferedEvents(BLOCK) if config.kv_events else None
 
     async def _open(self) -> None:
         for name in [one for one in os.environ if one.startswith(_INHERITED)]:
@@ -110,7 +116,9 @@ class TensorRtLlmEngine(AsyncEngine):
             "max_tokens": config.kv_cells + config.slots * BLOCK,
             "free_gpu_memory_fraction": config.gpu_memory_fraction,
         }
-        wanted = {"event_buffer_max_size": _EVENTS_MAX if config.kv_events else 0}
+        wanted: dict[str, Any] = {"tokens_per_block": BLOCK}
+        if config.kv_events:
+            needed["event_buffer_max_size"] = _EVENTS_MAX
         return call(**supported(call, needed, wanted))
 
     def _scheduler(self) -> Any:
@@ -204,14 +212,27 @@ class TensorRtLlmEngine(AsyncEngine):
     async def _look(self) -> ManagedStats:
         if self._is_shut():
             raise EngineDead("the executor is shut down")
-        try:
+        with contextlib.suppress(Exception):  # beta, and empty before the first request: what was said last stands
             async for document in self._llm.get_stats_async(timeout=0.05):
                 self._last = document
-        except EngineDead:
-            raise
-        except Exception:  # beta, and empty before the first request: what was said last stands
-            return _stats(self._last)
-        return _stats(self._last)
+        if self._kv_events is not None:
+            await self._read_kv_events(self._kv_events)
+        counts = self._kv_events.counts if self._kv_events is not None else None
+        return replace(_stats(self._last), kv_events=counts)
+
+    async def _read_kv_events(self, events: BufferedEvents) -> None:
+        """As many as are there, and no more than fill the buffer; the rest waits for the next look."""
+        found: list[Any] = []
+        try:
+            async for event in self._llm.get_kv_cache_events_async(timeout=0.05):
+                found.append(event)
+                if len(found) >= _EVENTS_MAX:
+                    break
+        except Exception as error:  # beta: what came counts
+            if not found and not self._has_complained:
+                self._has_complained = True
+                sys.stderr.write(f"headrace engine: KV events cannot be read: {type(error).__name__}\n")
+        events.take(found)
 
     def _is_shut(self) -> bool:
         executor = getattr(self._llm, "_executor", None)

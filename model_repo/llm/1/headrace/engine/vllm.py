@@ -14,6 +14,7 @@ from typing import Any
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import TOP_LOGPROBS_MAX
 from headrace.engine.signatures import supported
@@ -42,6 +43,7 @@ class VllmEngine(AsyncEngine):
         self._dead: type[BaseException] = EngineDead
         self._lora: Any = None
         self._said: Any = None
+        self._kv_events: ZmqEvents | None = None
 
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
@@ -56,6 +58,8 @@ class VllmEngine(AsyncEngine):
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
         self._versions = {"vllm": str(vllm.__version__)}
+        if self._config.kv_events:
+            self._kv_events = ZmqEvents(BLOCK, self.kind)
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
@@ -81,6 +85,10 @@ class VllmEngine(AsyncEngine):
             needed |= {"enable_lora": True, "max_loras": 1}
         if config.speculative is not None:
             needed["speculative_config"] = _speculative(config.speculative)
+        if self._kv_events is not None:
+            events = importlib.import_module("vllm.config").KVEventsConfig
+            asked = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._kv_events.endpoint}
+            needed["kv_events_config"] = events(**supported(events, asked, {}))
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -170,11 +178,16 @@ class VllmEngine(AsyncEngine):
 
     async def _look(self) -> ManagedStats:
         await self._engine.check_health()
+        counts = None
+        if self._kv_events is not None:
+            self._kv_events.read()
+            counts = self._kv_events.counts
         said = self._said
         if said is None:
-            return ManagedStats()
+            return ManagedStats(kv_events=counts)
         cells = self._config.kv_cells
         return ManagedStats(
+            kv_events=counts,
             running=said.num_running_reqs,
             queued=said.num_waiting_reqs,
             kv_tokens=cells,
@@ -187,6 +200,8 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
 
 def _speculative(one: Speculative) -> dict[str, Any]:
