@@ -110,7 +110,8 @@ def test_who_gets_a_place_with_gpus(needs: dict[str, int], free: int, running: s
 @pytest.mark.parametrize(
     ("variable", "devices", "found"),
     [
-        (None, ["nvidia1", "nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm"], ("0", "1", "10")),
+        (None, ["nvidia1", "nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm"], ("0", "1", "2")),
+        (None, ["nvidia2", "nvidiactl"], ("0",)),
         (None, [], ()),
         ("2, 3", ["nvidia0"], ("2", "3")),
         ("GPU-a,GPU-b", [], ("GPU-a", "GPU-b")),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-_DEVICE = re.compile(r"nvidia([0-9]+)")
+_DEVICE = re.compile(r"nvidia[0-9]+")
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> tuple[str, ...]:
@@ -18,5 +18,6 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
         # As CUDA reads it: what follows one that is not there is not seen either.
         end = next((at for at, one in enumerate(listed) if one in ("", "-1")), len(listed))
         return tuple(listed[:end])
-    found = (_DEVICE.fullmatch(path.name) for path in devices.glob("nvidia[0-9]*"))
-    return tuple(sorted((match[1] for match in found if match is not None), key=int))
+    count = sum(_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
+    # CUDA counts those that are there from 0, whatever their files' numbers: a container may have the second alone.
+    return tuple(map(str, range(count)))
