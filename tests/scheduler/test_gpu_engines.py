@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +32,7 @@ from headrace.engine.config import Speculative as Told
 from headrace.scheduler import fleet
 from headrace.scheduler.artifacts import ArtifactFault
 from headrace.scheduler.engine_config import engine_config
-from headrace.scheduler.fleet import Fleet, choose_workers
+from headrace.scheduler.fleet import Fleet, choose_kept, choose_workers
 from headrace.scheduler.gpus import visible_gpus
 from headrace.scheduler.settings import SchedulerSettings
 from headrace.scheduler.worker import Identity
@@ -108,6 +110,29 @@ def test_who_gets_a_place_with_gpus(needs: dict[str, int], free: int, running: s
 
 
 @pytest.mark.parametrize(
+    ("held", "places", "gpus", "kept"),
+    [
+        ({"a": 1, "b": 1}, 0, 0, "abc"),
+        ({"a": 1, "b": 1}, 1, 0, "bc"),
+        ({"b": 1}, 0, 1, "ac"),
+        ({"a": 1, "b": 1}, 0, 2, "c"),
+        ({"a": 1, "b": 1}, 0, 3, "abc"),
+        ({"a": 1, "b": 1}, 1, 1, "bc"),
+    ],
+    ids=[
+        "nothing is lacking",
+        "a place is",
+        "who has a GPU goes for one",
+        "as many as it takes",
+        "not in vain",
+        "both",
+    ],
+)
+def test_who_was_good_last_makes_room(held: dict[str, int], places: int, gpus: int, kept: str) -> None:
+    assert "".join(choose_kept("abc", held, places=places, gpus=gpus)) == kept
+
+
+@pytest.mark.parametrize(
     ("variable", "devices", "found"),
     [
         (None, ["nvidia1", "nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm"], ("0", "1", "2")),
@@ -146,36 +171,80 @@ class Stand:
             await asyncio.sleep(0.001)
 
 
-def snapshot(*models: tuple[str, int], names: str) -> RoutingSnapshot:
-    """Revisions "a", "b", ... that need so many GPUs; `names` are those that an alias names."""
+def snapshot(*models: tuple[str, int], names: str, last: str = "") -> RoutingSnapshot:
+    """Revisions "a", "b", ... that need so many GPUs; `names` are those that an alias names, `last` was good last."""
     revisions = tuple(
         Revision(model, "", "", Execution(Engine.VLLM, 64, 1, 64, tensor_parallel=count, device="cuda-sm90"))
         for model, count in models
     )
-    aliases = tuple(Alias(f"aliases/{r.model}", (AliasTarget(r.name, 1),)) for r in revisions if r.model in names)
+    good = tuple(AliasTarget(r.name, 1) for r in revisions if r.model in last)
+    aliases = tuple(
+        Alias(f"aliases/{r.model}", (AliasTarget(r.name, 1),), last_good=good) for r in revisions if r.model in names
+    )
     return RoutingSnapshot(incarnation="i", version=1, revisions=revisions, aliases=aliases)
 
 
-async def test_no_two_workers_ever_have_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.asynccontextmanager
+async def fleet_of(monkeypatch: pytest.MonkeyPatch, gpus: str, workers_max: int = 8) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(fleet, "Worker", Stand)
     monkeypatch.setattr(Stand, "all", [])
     monkeypatch.setattr(Stand, "goes", asyncio.Event())
-    settings = SchedulerSettings(name="s", engines="vllm", gpus="0,1,2", workers_max=8)
     relay: Any = SimpleNamespace(ledger=SimpleNamespace(revoked=frozenset()))
     machine: Any = None
-    models = (("a", 2), ("b", 1), ("c", 2))
-    async with Fleet(
-        settings, identity=Identity("schedulers/s", FailureDomain()), machine=machine, relay=relay, records=relay
-    ) as all_workers:
-        all_workers.apply(snapshot(*models, names="abc"))
-        assert {w.revision.split("/")[1]: w.gpus for w in Stand.all} == {"a": ("0", "1"), "b": ("2",)}
-        all_workers.apply(snapshot(*models, names="bc"))  # a goes, but has not gone yet
-        await asyncio.sleep(0.01)
-        assert [w.revision.split("/")[1] for w in Stand.all] == ["a", "b"]
+    identity = Identity("schedulers/s", FailureDomain())
+    settings = SchedulerSettings(name="s", engines="vllm", gpus=gpus, workers_max=workers_max)
+    async with Fleet(settings, identity=identity, machine=machine, relay=relay, records=relay) as running:
+        yield running
         Stand.goes.set()
-        for _ in range(1000):
-            if len(Stand.all) == 3:
-                break
-            await asyncio.sleep(0.001)
-        assert {w.revision.split("/")[1]: w.gpus for w in Stand.all[1:]} == {"b": ("2",), "c": ("0", "1")}
-        all_workers.drain(0.0)
+        running.drain(0.0)
+
+
+def held() -> dict[str, tuple[str, ...]]:
+    return {worker.revision.split("/")[1]: worker.gpus for worker in Stand.all}
+
+
+async def until(count: int) -> None:
+    for _ in range(2000):
+        if len(Stand.all) == count:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(held())
+
+
+async def test_no_two_workers_ever_have_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = (("a", 2), ("b", 1), ("c", 2))
+    async with fleet_of(monkeypatch, "0,1,2") as running:
+        running.apply(snapshot(*models, names="abc"))
+        assert held() == {"a": ("0", "1"), "b": ("2",)}
+        running.apply(snapshot(*models, names="bc"))  # a goes, but has not gone yet
+        await asyncio.sleep(0.01)
+        assert set(held()) == {"a", "b"}
+        Stand.goes.set()
+        await until(3)
+        assert held() == {"a": ("0", "1"), "b": ("2",), "c": ("0", "1")}
+
+
+@pytest.mark.parametrize("workers_max", [1, 8])
+@pytest.mark.parametrize(("needed", "stays"), [(1, False), (2, True)], ids=["it can be had", "it can never be had"])
+async def test_who_was_good_last_gives_its_gpu_to_its_successor_and_not_in_vain(
+    monkeypatch: pytest.MonkeyPatch, needed: int, stays: bool, workers_max: int
+) -> None:
+    models = (("a", 1), ("b", needed))
+    async with fleet_of(monkeypatch, "7", workers_max) as running:
+        running.apply(snapshot(*models, names="a"))
+        assert held() == {"a": ("7",)}
+        running.apply(snapshot(*models, names="b", last="a"))
+        assert Stand.all[0].is_ending is not stays
+        if not stays:
+            Stand.goes.set()
+            await until(2)
+            assert held() == {"a": ("7",), "b": ("7",)}
+
+
+async def test_no_more_are_given_up_than_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = (("a", 1), ("b", 2), ("c", 1))
+    async with fleet_of(monkeypatch, "0,1,2") as running:
+        running.apply(snapshot(*models, names="ac"))
+        assert held() == {"a": ("0",), "c": ("1",)}
+        running.apply(snapshot(*models, names="b", last="ac"))  # one is free already
+        assert {worker.revision.split("/")[1]: worker.is_ending for worker in Stand.all} == {"a": True, "c": False}

@@ -67,6 +67,26 @@ def choose_workers(
     return tuple(chosen)
 
 
+def choose_kept(names: Iterable[str], held: Mapping[str, int], *, places: int, gpus: int) -> tuple[str, ...]:
+    """Which revisions that were good last keep their workers, when named ones have none.
+
+    Args:
+        names: those that have a worker.
+        held: the GPUs that each has; those that are not named have none.
+        places: workers that named revisions lack.
+        gpus: GPUs that the next of them lacks. None is given up for these in vain.
+    """
+    order = sorted(names)
+    left, gpus = order[places:], gpus - sum(held.get(name, 0) for name in order[:places])
+    if sum(held.get(name, 0) for name in left) < gpus:
+        return tuple(left)
+    for name in tuple(left):
+        if gpus > 0 and held.get(name):
+            left.remove(name)
+            gpus -= held[name]
+    return tuple(left)
+
+
 class Fleet:
     """All workers of one Scheduler. Enter it as a context manager: it owns their tasks."""
 
@@ -141,7 +161,13 @@ class Fleet:
             if name not in managed:
                 self._start(self._replica_name(wanted[name]), revision=wanted[name])
         unserved = tuple(sorted(set(wanted) - set(chosen)))
-        kept = self._keep(snapshot, frozenset(managed) - wanted.keys(), crowded=len(unserved))
+        possible = [name for name in unserved if needs[name] <= self.gpus.count]
+        kept = self._keep(
+            snapshot,
+            {name: worker for name, worker in managed.items() if name not in wanted},
+            crowded=len(possible) if len(chosen) >= places else 0,
+            gpus_needed=max((needs[name] for name in possible[:1]), default=0),
+        )
         for revision, worker in managed.items():
             if revision not in wanted and revision not in kept and not worker.is_ending:
                 worker.drain(self._settings.drain_grace_s)
@@ -157,16 +183,28 @@ class Fleet:
                     gpus_free=self.gpus.free,
                 )
 
-    def _keep(self, snapshot: RoutingSnapshot, running: frozenset[str], *, crowded: int) -> list[str]:
-        """What was good last keeps its worker, or gets one again; `crowded`: places that named revisions lack."""
+    def _keep(
+        self, snapshot: RoutingSnapshot, running: Mapping[str, Worker], *, crowded: int, gpus_needed: int
+    ) -> tuple[str, ...]:
+        """What was good last keeps its worker, or gets one again.
+
+        Args:
+            snapshot: the newest.
+            running: workers of revisions that no alias names.
+            crowded: places that named revisions lack.
+            gpus_needed: by the next of them that has no worker.
+        """
         last_good = snapshot.last_good_revisions() - {r.name for r in snapshot.named_revisions()}
         engines = frozenset(map(Engine, self._settings.engines))
-        free = 0 if crowded else max(0, self._settings.workers_max - len(self.workers))
-        for name in sorted(last_good - running)[:free]:
+        free = 0 if crowded or gpus_needed else max(0, self._settings.workers_max - len(self.workers))
+        for name in sorted(last_good - running.keys())[:free]:
             revision = snapshot.revision_by_name[name]
             if revision.execution.engine in engines:
                 self._start(self._replica_name(revision), revision=revision)
-        return sorted(last_good & running)[crowded:]
+        held = {name: len(self.gpus.held_by(worker.name)) for name, worker in running.items()}
+        coming = sum(count for name, count in held.items() if name not in last_good)
+        lacking = max(0, gpus_needed - self.gpus.free - coming) if gpus_needed else 0
+        return choose_kept(last_good & running.keys(), held, places=crowded, gpus=lacking)
 
     def _start(self, name: str, *, revision: Revision | None = None, target: str = "") -> None:
         """Start a worker; not one whose GPUs are not free."""
