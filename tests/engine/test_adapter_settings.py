@@ -193,4 +193,10 @@ def test_a_priority_of_the_contract_is_one_of_the_library_s(
     for seq, priority in enumerate((1, 2, 3, None, 4), 1):
         served.answer(seq, prompt=" the", max_tokens=1, priority=priority)
     assert [request["priority"] for request in served.library.requests] == numbers
+    if kind == "vllm":
+        assert served.library.args.scheduling_policy == "priority"
+    elif kind == "sglang":
+        given = served.library.args.given
+        assert given["enable_priority_scheduling"] is given["schedule_low_priority_values_first"] is True
+        assert (given["retraction_policy"], given["disable_priority_preemption"]) == ("priority", True)
     parameters.cache_clear()

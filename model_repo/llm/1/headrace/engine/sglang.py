@@ -87,6 +87,9 @@ class SglangEngine(AsyncEngine):
             "chunked_prefill_size": self._config.prefill_chunk,
             "enable_priority_scheduling": True,
             "schedule_low_priority_values_first": True,
+            # As on the others: who runs gives way where KV runs short, the lowest first, and not to whoever comes.
+            "retraction_policy": "priority",
+            "disable_priority_preemption": True,
             "sampling_defaults": "openai",  # not the model folder's
             "incremental_streaming_output": False,
             "log_requests": False,
