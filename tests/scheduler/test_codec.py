@@ -178,6 +178,18 @@ def test_a_continuation_goes_to_the_engine_behind_the_prompts_own_ids_and_the_te
     assert list(tokens) == []
 
 
+@pytest.mark.parametrize(
+    ("priority", "said"),
+    [(0, None), (1, 1), (2, 2), (3, None), (4, 4), (9, None)],
+)
+def test_the_engine_is_told_a_priority_that_is_not_the_middle_one(priority: int, said: int | None) -> None:
+    message = pb.Dispatch(attempt=5, priority=priority, credit_limit=9)  # type: ignore[arg-type]
+    message.generate.prompt = "x"
+    request, _ = codec.engine_request(message)
+    assert request.get("priority") == said
+    assert ("priority" in request) is (said is not None)
+
+
 def test_a_continuation_without_tokens_begins() -> None:
     message = pb.Dispatch(attempt=5, continuation=pb.Continuation())
     message.generate.prompt = "text"

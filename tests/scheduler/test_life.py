@@ -18,7 +18,7 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.resources import Artifact, ArtifactFile, Engine, Execution, FileKind, ReplicaState, Revision
 from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.scheduler import fleet
-from headrace.scheduler.engine_run import engine_config
+from headrace.scheduler.engine_config import engine_config
 from headrace.scheduler.relay import Relay
 from headrace.triton import shared_memory
 from headrace.triton.process import TritonPlan, start_triton

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,11 @@ class FakeCore:
     aborted: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
     submitted: int = 0
+    kv_blocks: int = 1_000_000
+    """Whole blocks of prompts that are kept, those of 32 tokens; the oldest go first."""
+    tell_kv: Callable[[str, int], None] = lambda _kind, _blocks: None
+    """Told how many blocks are stored and removed: "BlockStored", "BlockRemoved"."""
+    _kept: int = 0
     _known: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def cached(self, prompt: Sequence[int], salt: str) -> int:
@@ -65,7 +70,16 @@ class FakeCore:
             )
             best = max(best, min(common, len(prompt) - 1) // _BLOCK * _BLOCK)
         self._known[salt] = [*self._known[salt][-15:], list(prompt)]
+        self._keep(len(prompt) // _BLOCK - best // _BLOCK)
         return best
+
+    def _keep(self, blocks: int) -> None:
+        if blocks:
+            self.tell_kv("BlockStored", blocks)
+        self._kept += blocks
+        if self._kept > self.kv_blocks:
+            self.tell_kv("BlockRemoved", self._kept - self.kv_blocks)
+            self._kept = self.kv_blocks
 
     async def generate(
         self,

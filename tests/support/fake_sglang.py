@@ -6,11 +6,13 @@ against it says that the adapter speaks SGLang's language, and nothing of SGLang
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 from support import fake_model
 from support.fake_core import FakeCore, guide
+from support.fake_kv_events import MSGSPEC, Publisher
 from support.fake_vllm import install_modules
 from support.recorded import Recorded, as_recorded, bound, record
 
@@ -51,6 +53,13 @@ class Engine:
         self.tokenizer_manager = TokenizerManager(self.core)
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.publisher: Publisher | None = None
+        if self.args.kv_events_config:
+            events = bound("sglang", "KVEventsConfig", **json.loads(self.args.kv_events_config))
+            assert events["publisher"] == "zmq"
+            self.publisher = Publisher("sglang", events["endpoint"])
+            pages = 32 // self.args.page_size
+            self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks * pages, self.args.page_size)  # type: ignore[union-attr]
         engines.append(self)
 
     @as_recorded("sglang", "Engine.async_generate")
@@ -101,6 +110,8 @@ class Engine:
     @as_recorded("sglang", "Engine.shutdown")
     def shutdown(self) -> None:
         self.is_shut = True
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def _reason(finish: str | None, token: int | None, length: int) -> dict[str, Any] | None:
@@ -116,6 +127,7 @@ def install() -> None:
     install_modules(
         {
             "sglang": {"__version__": f"{record('sglang')['version']}+fake", "Engine": Engine},
+            **MSGSPEC,
             "sglang.srt": {},
             "sglang.srt.entrypoints": {},
             "sglang.srt.entrypoints.engine": {"Engine": Engine},

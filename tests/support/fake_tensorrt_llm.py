@@ -52,6 +52,30 @@ class LoraConfig(Recorded):
     RECORD = ("tensorrt_llm", "LoraConfig")
 
 
+class MovedLoraConfig(Recorded):
+    """Where later releases have it."""
+
+    RECORD = ("tensorrt_llm", "LoraConfig (moved)")
+
+
+class NGramDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "NGramDecodingConfig")
+
+
+class DraftTargetDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "DraftTargetDecodingConfig")
+
+
+class Eagle3DecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "Eagle3DecodingConfig")
+
+
+class EagleDecodingConfig(Recorded):
+    """An older release's."""
+
+    RECORD = ("tensorrt_llm", "EagleDecodingConfig")
+
+
 class LoRARequest(Recorded):
     RECORD = ("tensorrt_llm", "LoRARequest")
 
@@ -143,7 +167,31 @@ class LLM:
         self._executor = Executor(self.core)
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.kv_events: list[Any] = []
+        self._event = itertools.count()
+        if kwargs["kv_cache_config"].event_buffer_max_size:
+            self.core.tell_kv = self._tell_kv
         engines.append(self)
+
+    def _tell_kv(self, kind: str, blocks: int) -> None:
+        """As KVCacheEventSerializer writes them; the buffer keeps the latest."""
+        hashes = list(range(blocks))
+        stored = {
+            "type": "stored",
+            "parent_hash": None,
+            "blocks": [{"block_hash": h, "cache_level": 0} for h in hashes],
+        }
+        data = stored if kind == "BlockStored" else {"type": "removed", "block_hashes": hashes}
+        self.kv_events.append({"event_id": next(self._event), "window_size": 512, "data": data})
+        del self.kv_events[: -self.args["kv_cache_config"].event_buffer_max_size]
+
+    @as_recorded("tensorrt_llm", "LLM.get_kv_cache_events_async")
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[Any]:
+        return self._kv_events()
+
+    async def _kv_events(self) -> AsyncIterator[Any]:
+        while self.kv_events:
+            yield self.kv_events.pop(0)
 
     @as_recorded("tensorrt_llm", "LLM.generate_async")
     def generate_async(self, **given: Any) -> RequestOutput:
@@ -179,6 +227,9 @@ def install() -> None:
         "CapacitySchedulerPolicy": CapacitySchedulerPolicy,
         "RequestError": RequestError,
         "TorchLlmArgs": TorchLlmArgs,
+        "NGramDecodingConfig": NGramDecodingConfig,
+        "DraftTargetDecodingConfig": DraftTargetDecodingConfig,
+        "EagleDecodingConfig": EagleDecodingConfig,
     }
     install_modules(
         {

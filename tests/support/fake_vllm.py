@@ -14,6 +14,7 @@ from typing import Any
 
 from support import fake_model
 from support.fake_core import FakeCore, guide
+from support.fake_kv_events import MSGSPEC, Publisher
 from support.recorded import Recorded, as_recorded, record
 
 engines: list[AsyncLLM] = []
@@ -57,6 +58,10 @@ class RequestOutput(Recorded):
     RECORD = ("vllm", "RequestOutput.__init__")
 
 
+class KVEventsConfig(Recorded):
+    RECORD = ("vllm", "KVEventsConfig")
+
+
 class LoRARequest(Recorded):
     RECORD = ("vllm", "LoRARequest")
 
@@ -81,6 +86,13 @@ class AsyncLLM:
         self.loggers = [make(None, 0) for make in loggers or ()]
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.publisher: Publisher | None = None
+        events = args.kv_events_config
+        if events is not None:
+            assert isinstance(events, KVEventsConfig)
+            assert (events.enable_kv_cache_events, events.publisher) == (True, "zmq")
+            self.publisher = Publisher("vllm", events.endpoint)
+            self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks, args.block_size)  # type: ignore[union-attr]
         engines.append(self)
 
     @classmethod
@@ -158,12 +170,16 @@ class AsyncLLM:
     @as_recorded("vllm", "AsyncLLM.shutdown")
     def shutdown(self, timeout: float | None = None) -> None:
         self.is_shut = True
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def install() -> None:
     """Makes `import vllm` find this. For a process of its own, or with `monkeypatch.delitem` afterwards."""
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": f"{record('vllm')['version']}+fake", "SamplingParams": SamplingParams},
+        **MSGSPEC,
+        "vllm.config": {"KVEventsConfig": KVEventsConfig},
         "vllm.engine": {},
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
         "vllm.lora": {},

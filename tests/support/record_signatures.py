@@ -29,6 +29,9 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/outputs.py", "RequestOutput.__init__"),
         ("vllm/lora/request.py", "LoRARequest"),
         ("vllm/v1/metrics/loggers.py", "StatLoggerBase.record"),
+        ("vllm/config/kv_events.py", "KVEventsConfig"),
+        ("vllm/distributed/kv_events.py", "BlockStored"),
+        ("vllm/distributed/kv_events.py", "BlockRemoved"),
     ],
     "sglang": [
         ("sglang/srt/arg_groups/field_order.py", "ServerArgs"),
@@ -37,6 +40,9 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("sglang/srt/entrypoints/engine.py", "Engine.shutdown"),
         ("sglang/srt/managers/tokenizer_manager.py", "TokenizerManager.abort_request"),
         ("sglang/srt/sampling/sampling_params.py", "SamplingParams"),
+        ("sglang/srt/disaggregation/kv_events.py", "KVEventsConfig"),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockStored"),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockRemoved"),
     ],
 }
 

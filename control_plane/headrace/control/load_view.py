@@ -61,6 +61,9 @@ class ReplicaReport:
     """How many more may come before its queue is full; None: not told."""
     closed: tuple[Closed, ...] = ()
     """To whom it is closed."""
+    kv_stored: int = 0
+    """Tokens that its prefix cache stored since its engine's start; 0 with the next: not told."""
+    kv_removed: int = 0
 
     width: int = field(init=False)
     """Attempts that it runs at a time; at least 1."""

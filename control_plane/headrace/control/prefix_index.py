@@ -167,6 +167,18 @@ class PrefixIndex:
             if self._drop_oldest(replica, shelf) == gone:
                 return
 
+    def size(self, replica: str) -> int:
+        """Blocks that a replica is believed to keep."""
+        shelf = self._shelves.get(replica)
+        return len(shelf.blocks) if shelf is not None else 0
+
+    def fade(self, replica: str, count: int) -> None:
+        """Its engine made room: as many of its blocks are gone, those used longest ago."""
+        shelf = self._shelves.get(replica)
+        while shelf is not None and shelf.blocks and count > 0:
+            self._drop_oldest(replica, shelf)
+            count -= 1
+
     def forget(self, replica: str) -> None:
         """It is gone, or another process is behind it, with an empty cache."""
         shelf = self._shelves.pop(replica, None)

@@ -21,6 +21,7 @@ from headrace.control.affinity import Affinity
 from headrace.control.costs import costs
 from headrace.control.doors import Doors
 from headrace.control.errors import Reason
+from headrace.control.evictions import Evictions
 from headrace.control.filters import Demand, Filters, Question
 from headrace.control.guided import check_guided
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
@@ -89,6 +90,7 @@ class Routing:
         self.rules = rules or RoutingRules()
         self.loads = LoadView(self.rules.half_life)
         self.prefixes = PrefixIndex()
+        self.evictions = Evictions()
         self.affinity = Affinity()
         self.outliers = Outliers(self.rules.ejection)
         self.slow_start = SlowStart(self.rules.ramp_s)
@@ -113,6 +115,7 @@ class Routing:
         self.pools.apply(snapshot.ready_of)
         for replica in void:
             self.prefixes.forget(replica.name)
+            self.evictions.forget(replica.name)
             self.outliers.forget(replica.revision, replica.name)
             self.slow_start.forget(replica.name)
             self.filters.forget(replica.name)
@@ -348,10 +351,13 @@ class Routing:
 
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""
-        if self.loads.report(replica, report, now, age_s):
-            self.doors.report(
-                replica, admits_from=report.admits_from, room=report.room, closed=report.closed, now=now - age_s
-            )
+        if not self.loads.report(replica, report, now, age_s):
+            return  # no snapshot has it, and nothing is kept of it
+        self.doors.report(
+            replica, admits_from=report.admits_from, room=report.room, closed=report.closed, now=now - age_s
+        )
+        gone = self.evictions.take(replica, report.kv_stored, report.kv_removed, self.prefixes.size(replica))
+        self.prefixes.fade(replica, gone)
 
 
 def _sample(found: list[Standing], count: int, random: Random) -> list[Standing]:

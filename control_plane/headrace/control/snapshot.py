@@ -159,8 +159,9 @@ class RoutingSnapshot:
 
     def _check_references(self, parts: tuple[Part, ...]) -> None:
         for revision in self.revisions:
-            if revision.artifact and revision.artifact not in self.artifact_by_name:
-                raise InconsistentSnapshot(f"{revision.name} needs {revision.artifact}, which is not here")
+            for name in revision.artifacts:
+                if name not in self.artifact_by_name:
+                    raise InconsistentSnapshot(f"{revision.name} needs {name}, which is not here")
         for alias in self.aliases:
             for target in chain(alias.targets, alias.last_good):
                 if target.revision not in self.revision_by_name:
@@ -209,8 +210,9 @@ def compile_snapshot(
     kept_artifacts = {a.name: a for a in sorted(artifacts, key=lambda a: a.name)}
     kept_revisions: dict[str, Revision] = {}
     for revision in sorted(revisions, key=lambda r: r.name):
-        if revision.artifact and revision.artifact not in kept_artifacts:
-            problems.append(f"{revision.name} was left out: {revision.artifact} does not exist")
+        gone = [name for name in revision.artifacts if name not in kept_artifacts]
+        if gone:
+            problems.append(f"{revision.name} was left out: {', '.join(gone)} does not exist")
         else:
             kept_revisions[revision.name] = revision
     kept_aliases = []

@@ -99,6 +99,8 @@ def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
         prefill_tokens_per_s=float(load.prefill_tokens_per_second),
         room=load.room if load.HasField("room") else None,
         closed=tuple(_closed(one) for one in load.closed),
+        kv_stored=load.kv_tokens_stored,
+        kv_removed=load.kv_tokens_removed,
     )
 
 

@@ -17,6 +17,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempt_book import Attempt, Cause, Dispatched
 from headrace.control.errors import Failure, Reason
+from headrace.control.priority import Priority
 from headrace.rpc import status
 
 SEQ_MAX = 2**63 - 1
@@ -60,6 +61,7 @@ _ROLES: Mapping[int, str] = {
     inference_pb2.ROLE_ASSISTANT: "assistant",
 }
 
+_RANKED: frozenset[int] = frozenset(Priority) - {Priority.STANDARD}
 _PUBLIC_FIELDS = {
     "tokens": "tokens.ids",
     "messages": "conversation.messages",
@@ -129,6 +131,8 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         request["guided"] = _guided(generate.guided_decoding)
     if message.tenant:
         request["cache_salt"] = message.tenant
+    if int(message.priority) in _RANKED:  # the middle one is what the engine takes where none is named
+        request["priority"] = int(message.priority)
     execution_s = _seconds(message, "execution_timeout")
     if execution_s is not None:
         request["execution_ms"] = max(1, int(execution_s * 1000))

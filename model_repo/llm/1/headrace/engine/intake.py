@@ -183,6 +183,7 @@ class Intake:
             cache_salt=request.cache_salt,
             known=known,
             guide=guide,
+            priority=request.priority,
         )
 
     def _guide(self, guided: Guided) -> Any:

@@ -54,6 +54,7 @@ class Lanes:
         if match is not None and match.lane not in reservation.evicted:
             cached = match.length
             if reservation.adopted:
+                self.ledger.cut(lane, cached)
                 self._backend.truncate(lane, cached)
             else:
                 self._backend.copy_prefix(match.lane, lane, cached)

@@ -301,7 +301,7 @@ class EngineLoop:
     def _make_room(self, head: Sequence, now: int) -> None:
         """Preempts paused sequences if that lets the head of the queue in; otherwise the queue is blocked."""
         slots, cells = self._lanes.missing(head)
-        paused = [Paused(one.id, one.cells, one.paused_ns) for one in self._running.paused.values()]
+        paused = [Paused(o.id, o.cells, o.paused_ns, o.request.priority) for o in self._running.paused.values()]
         ripe = now - self._preempt_after_ns
         chosen = choose(paused, slots=slots, cells=cells, ripe_ns=ripe)
         for seq in chosen:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.engine.backend import Detail, ModelFacts
+from headrace.engine.kv_events import KvCounts
 from headrace.engine.request import Guided, Sampling
 
 
@@ -44,7 +45,7 @@ class ManagedRequest:
 
     `id` is unique while the engine lives. `prompt` includes what a sequence has said so far, the last `said` of its
     tokens; `max_tokens` is what may follow. `end_tokens` end it, and nothing else does: the model's own are among them
-    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first.
+    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first; who names none has 0.5.
     """
 
     id: str
@@ -79,7 +80,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ManagedStats:
-    """What the engine says of itself; -1 where it does not say. KV is counted in tokens.
+    """What the engine says of itself; -1 or None where it does not say. KV is counted in tokens.
 
     `extra` is for the log of the worker: names of the engine's own.
     """
@@ -88,6 +89,7 @@ class ManagedStats:
     queued: int = -1
     kv_tokens: int = -1
     kv_used_tokens: int = -1
+    kv_events: KvCounts | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
 
 

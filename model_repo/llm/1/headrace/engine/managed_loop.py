@@ -22,7 +22,7 @@ from headrace.engine.backend import Detail, ModelFacts
 from headrace.engine.loop import EngineLoop
 from headrace.engine.managed import Delta, End, EngineDead, ManagedEngine, ManagedRequest
 from headrace.engine.pieces import PieceTable
-from headrace.engine.request import ENGINE_FAILED, Guided, RefusalError, Sampling, invalid
+from headrace.engine.request import ENGINE_FAILED, PRIORITY_MAX, Guided, RefusalError, Sampling, invalid
 from headrace.engine.sequence import Sequence
 
 
@@ -86,6 +86,11 @@ class ManagedLoop(EngineLoop):
         told = self._engine.stats()
         if told.kv_used_tokens >= 0:
             stats["kv_cached"] = max(0, min(told.kv_used_tokens, stats["kv_cells"]) - stats["kv_reserved"])
+        # Of the ledger's own lanes nothing is ever retained: without the engine's word nothing is known.
+        stats |= {"kv_stored": -1, "kv_removed": -1, "kv_events_lost": -1}
+        if told.kv_events is not None:
+            events = told.kv_events
+            stats |= {"kv_stored": events.stored, "kv_removed": events.removed, "kv_events_lost": events.lost}
         return stats
 
     def close(self) -> None:
@@ -184,6 +189,7 @@ class ManagedLoop(EngineLoop):
                 top_logprobs=request.top_logprobs,
                 cache_salt=request.cache_salt,
                 guided=request.guide,
+                priority=(request.priority - 1) / PRIORITY_MAX,
             )
         )
 

@@ -29,6 +29,8 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 MESSAGES_MAX = 4096
 TOKENS_MAX = 2**31 - 1
+PRIORITY, PRIORITY_MAX = 3, 4
+"""Of a request that names none, and the highest; the lowest is 1."""
 
 
 class RefusalError(Exception):
@@ -135,6 +137,7 @@ class Request:
     cache_salt: str = ""
     continuation: Continuation | None = None
     guided: Guided | None = None
+    priority: int = PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,7 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         cache_salt=_salt(item.get("cache_salt")),
         continuation=_continuation(item.get("continuation"), tokens[own:]),
         guided=_guided(item),
+        priority=PRIORITY if item.get("priority") is None else _integer(item["priority"], "priority", 1, PRIORITY_MAX),
     )
 
 

@@ -7,6 +7,7 @@ to be ignored it ignores every stop token with them, so the host looks for those
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -19,7 +20,8 @@ from headrace.engine.async_engine import (
     import_engine,
 )
 from headrace.engine.backend import Detail
-from headrace.engine.config import EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import Guided, Sampling, invalid
 from headrace.engine.signatures import supported
@@ -27,6 +29,8 @@ from headrace.engine.signatures import supported
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED}
 _PRIORITIES = 1000
 _BAD_REQUEST = 400
+_PAGE = 1
+_ALGORITHMS = {"draft_model": "STANDALONE", "eagle3": "EAGLE3"}
 
 
 def make(config: EngineConfig) -> SglangEngine:
@@ -42,6 +46,7 @@ class SglangEngine(AsyncEngine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._engine: Any = None
+        self._kv_events: ZmqEvents | None = None
 
     async def _open(self) -> None:
         # Before the import. Logprobs are then the model's own, before temperature; SGLang itself sends no usage data,
@@ -53,6 +58,8 @@ class SglangEngine(AsyncEngine):
         self._versions = {"sglang": str(sglang.__version__)}
         if self._is_guided:
             self._guided = GUIDED_BY_XGRAMMAR
+        if self._config.kv_events:
+            self._kv_events = ZmqEvents(_PAGE, self.kind)
         self._engine = engine(**supported(arguments, self._needed(), self._wanted()))
 
     @property
@@ -69,7 +76,7 @@ class SglangEngine(AsyncEngine):
             "max_running_requests": config.slots,
             # Each sequence may leave a part of its last page unused.
             "max_total_tokens": config.kv_cells + config.slots,
-            "page_size": 1,
+            "page_size": _PAGE,
             "mem_fraction_static": config.gpu_memory_fraction,
             "tp_size": config.tensor_parallel,
             "dtype": config.dtype,
@@ -86,7 +93,9 @@ class SglangEngine(AsyncEngine):
         if self._is_guided:
             needed["grammar_backend"] = config.guided_backend
         if config.speculative is not None:
-            needed |= {f"speculative_{name}": value for name, value in config.speculative.items()}
+            needed |= _speculative(config.speculative)
+        if self._kv_events is not None:
+            needed["kv_events_config"] = json.dumps({"publisher": "zmq", "endpoint": self._kv_events.endpoint})
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -94,6 +103,9 @@ class SglangEngine(AsyncEngine):
             "chunked_prefill_size": self._config.prefill_chunk,
             "enable_priority_scheduling": True,
             "schedule_low_priority_values_first": True,
+            # As on the others: who runs gives way where KV runs short, the lowest first, and not to whoever comes.
+            "retraction_policy": "priority",
+            "disable_priority_preemption": True,
             "sampling_defaults": "openai",  # not the model folder's
             "incremental_streaming_output": False,
             "constrained_json_disable_any_whitespace": True,  # a model may write nothing but blanks
@@ -172,11 +184,30 @@ class SglangEngine(AsyncEngine):
         processes = getattr(watchdog, "_processes", None) or ()
         if any(not process.is_alive() for process in processes):
             raise EngineDead("a process of SGLang has ended")
-        return ManagedStats()
+        if self._kv_events is None:
+            return ManagedStats()
+        self._kv_events.read()
+        return ManagedStats(kv_events=self._kv_events.counts)
 
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+        if self._kv_events is not None:
+            self._kv_events.close()
+
+
+def _speculative(one: Speculative) -> dict[str, Any]:
+    """A chain of drafts, not a tree, as on the others. SGLang counts the token before them among them."""
+    if one.method not in _ALGORITHMS:
+        # By the speed of its answers a tenant would learn what others said.
+        raise ConfigError("speculative.method must not be ngram on sglang: it looks up in what all requests said.")
+    return {
+        "speculative_algorithm": _ALGORITHMS[one.method],
+        "speculative_draft_model_path": one.draft_path,
+        "speculative_num_steps": one.draft_tokens,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": one.draft_tokens + 1,
+    }
 
 
 def _guide(guided: Guided) -> dict[str, Any]:

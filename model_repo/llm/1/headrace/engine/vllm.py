@@ -13,7 +13,8 @@ from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.request import GUIDES, TOP_LOGPROBS_MAX, Guided
 from headrace.engine.signatures import parameters, supported
@@ -43,6 +44,7 @@ class VllmEngine(AsyncEngine):
         self._lora: Any = None
         self._said: Any = None
         self._guide: tuple[str, Any] | None = None
+        self._kv_events: ZmqEvents | None = None
 
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
@@ -59,6 +61,8 @@ class VllmEngine(AsyncEngine):
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
         self._versions = {"vllm": str(vllm.__version__)}
+        if self._config.kv_events:
+            self._kv_events = ZmqEvents(BLOCK, self.kind)
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
@@ -96,11 +100,15 @@ class VllmEngine(AsyncEngine):
         if config.adapter_path:
             needed |= {"enable_lora": True, "max_loras": 1}
         if config.speculative is not None:
-            needed["speculative_config"] = dict(config.speculative)
+            needed["speculative_config"] = _speculative(config.speculative)
         if config.guided_backend not in ("", "off"):
             # With blanks wherever JSON has them, a model may write nothing else; only these two can leave them out.
             tight = {"disable_any_whitespace": True} if config.guided_backend in ("xgrammar", "guidance") else {}
             needed["structured_outputs_config"] = {"backend": config.guided_backend, **tight}
+        if self._kv_events is not None:
+            events = importlib.import_module("vllm.config").KVEventsConfig
+            asked = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._kv_events.endpoint}
+            needed["kv_events_config"] = events(**supported(events, asked, {}))
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -193,11 +201,16 @@ class VllmEngine(AsyncEngine):
 
     async def _look(self) -> ManagedStats:
         await self._engine.check_health()
+        counts = None
+        if self._kv_events is not None:
+            self._kv_events.read()
+            counts = self._kv_events.counts
         said = self._said
         if said is None:
-            return ManagedStats()
+            return ManagedStats(kv_events=counts)
         cells = self._config.kv_cells
         return ManagedStats(
+            kv_events=counts,
             running=said.num_running_reqs,
             queued=said.num_waiting_reqs,
             kv_tokens=cells,
@@ -210,6 +223,16 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+        if self._kv_events is not None:
+            self._kv_events.close()
+
+
+def _speculative(one: Speculative) -> dict[str, Any]:
+    """What vLLM's SpeculativeConfig is made of."""
+    asked: dict[str, Any] = {"method": one.method, "num_speculative_tokens": one.draft_tokens}
+    if one.method == "ngram":
+        return asked | {"prompt_lookup_min": 1, "prompt_lookup_max": one.ngram_max}
+    return asked | {"model": one.draft_path}
 
 
 def _guide(guided: Guided) -> dict[str, Any]:
