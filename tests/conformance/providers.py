@@ -39,7 +39,7 @@ FEATURES = frozenset(
         "preempts",  # a sequence without credit gives its room to one that waits
         "kv_budget",  # cells are reserved before admission
         "guided_choice",  # one of some texts
-        "guided_json",  # JSON by a schema, and regular expressions
+        "guided_json",  # JSON by a schema, regular expressions, grammars
     }
 )
 CONTEXT = 2048

@@ -104,6 +104,13 @@ async def test_an_answer_by_a_regex_matches_it(session: Session) -> None:
     assert re.fullmatch("(ab|é){2,4}[0-9]{3}", heard.text.decode())
 
 
+async def test_an_answer_by_a_grammar_is_of_it(session: Session) -> None:
+    session.engine.provider.needs("guided_json")
+    grammar = 'root ::= item item? "!"\nitem ::= "ab" | [0-9] [0-9]'
+    heard = await session.answer(BASE, guided={"grammar": grammar}, sampling=SAMPLED)
+    assert re.fullmatch("(ab|[0-9][0-9]){1,2}!", heard.text.decode())
+
+
 async def test_an_object_is_json(session: Session) -> None:
     session.engine.provider.needs("guided_json")
     heard = await session.answer(BASE, guided={"json_object": True}, sampling=SAMPLED)

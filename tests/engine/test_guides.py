@@ -353,6 +353,13 @@ def test_a_schema_that_reads_a_text_in_ever_more_ways_is_given_up_in_time() -> N
     assert matcher.work <= WORK_MAX + 2048
 
 
+def test_a_grammar_that_doubles_its_readings_with_each_letter_is_given_up_in_time() -> None:
+    matcher = Matcher(automaton_of("grammar", 'root ::= "a" root "x" | "a" root "y" | "b"'), WORK_MAX)
+    with pytest.raises(TooLarge):
+        matcher.advance(matcher.start, b"a" * 100)
+    assert matcher.work <= WORK_MAX + 2048
+
+
 def test_a_matcher_forgets_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.engine.automaton.MEMORY_MAX", 50)
     matcher = Matcher(schema_of({"type": "array"}), 10**9)

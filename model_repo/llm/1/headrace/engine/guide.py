@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.automaton import DEAD, Automaton, Builder, Fragment, Matcher, TooLarge
+from headrace.engine.guide_gbnf import BadGrammar, grammar_part
 from headrace.engine.guide_json import any_object, schema_part
 from headrace.engine.guide_regex import BadRegex, regex_part
-from headrace.engine.request import Guided, RefusalError, invalid
+from headrace.engine.request import Guided, invalid
 from headrace.engine.schema_reading import BadSchema
 
 STUCK = -1
@@ -42,7 +43,7 @@ def compile_guide(guided: Guided) -> Automaton:
         Matcher(automaton, WORK_MAX)
     except BadSchema as error:
         raise invalid(at, f"{f'at {error.where} ' if error.where else ''}{error}") from None
-    except BadRegex as error:
+    except (BadRegex, BadGrammar) as error:
         raise invalid(at, str(error)) from None
     except (TooLarge, RecursionError):
         raise invalid(at, "is too large, or can be read in too many ways") from None
@@ -58,7 +59,7 @@ def _part(builder: Builder, guided: Guided) -> Fragment:
         return regex_part(builder, guided.text, builder.character, is_search=False)
     if guided.kind == "choice":
         return builder.literals([one.encode() for one in guided.choices])
-    raise RefusalError("INVALID_REQUEST", "This engine does not read grammars.", f"guided.{guided.kind}")
+    return grammar_part(builder, guided.text)
 
 
 class Vocabulary:

@@ -24,7 +24,7 @@ from headrace.engine.automaton import Automaton
 from headrace.engine.backend import Detail, ModelFacts, Prefill, Sampled
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.guide import Guide, Vocabulary, compile_guide
-from headrace.engine.request import Guided, Sampling
+from headrace.engine.request import GUIDES, Guided, Sampling
 from headrace.engine.sampling import draw, make_chain
 
 _PIECE_BYTES_MAX = 512
@@ -119,7 +119,7 @@ class LlamaBackend:
             vocabulary=vocabulary,
             end_tokens=ends,
             # An answer that is complete has to be ended by a token.
-            guided=frozenset({"json_schema", "json_object", "regex", "choice"}) if ends else frozenset(),
+            guided=frozenset(GUIDES) if ends else frozenset(),
             context_tokens_max=ll.llama_model_n_ctx_train(self._model),
             chat_template=template.decode(errors="replace") if template else None,
             begin_text=self._text(ll.llama_vocab_bos(self._vocab)),
