@@ -40,21 +40,32 @@ _PARENT_LOOK_S = 0.5
 
 
 class _TritonResponder:
-    """`sink.Responder` over a Triton request."""
+    """`sink.Responder` over a Triton request: one call into Triton at a time, and none after FINAL.
+
+    tritonserver takes responses in a pool of threads, and FINAL deletes what they are sent through (its response
+    factory), without a look at who uses it: a send or a question beside FINAL, or after it, can end the server.
+    """
 
     def __init__(self, request):
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._has_ended = False
 
     def send(self, tensors, *, is_final):
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
-        if not tensors:
-            self._sender.send(flags=flags)
-            return
         outputs = [pb_utils.Tensor(name, array) for name, array in tensors]
-        self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("the request has had its FINAL")
+            self._has_ended = is_final
+            if outputs:
+                self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
+            else:
+                self._sender.send(flags=flags)
 
     def is_cancelled(self):
-        return self._sender.is_cancelled()
+        with self._lock:
+            return self._has_ended or self._sender.is_cancelled()
 
 
 class TritonPythonModel:
