@@ -112,6 +112,13 @@ def check(facts: ModelFacts, execution: Execution, place: Device | None) -> tupl
     return tuple(reasons)
 
 
+def misfit(adapter: ModelFacts, base: ModelFacts) -> Violation | None:
+    """An adapter that says itself that it was made for another kind of model."""
+    if not adapter.architecture or not base.architecture or adapter.architecture == base.architecture:
+        return None
+    return Violation("artifact", f"has an adapter for {adapter.architecture}, and its weights are {base.architecture}")
+
+
 def replication(facts: ModelFacts, execution: Execution) -> int:
     """How often each KV head is kept; the KV memory of all GPUs then holds so many times fewer tokens."""
     ranks, kv_heads = execution.tensor_parallel or 1, facts.kv_heads

@@ -98,8 +98,8 @@ def create(
 
     It is refused, with every reason, if the files' own facts say that it cannot run so: heads and layers that do not
     divide, weights that the device has no kernels for, a context that the model was not trained for, an adapter of
-    another base, a tokenizer of another model, a chat template that does not render. The template is only tried if
-    the files can be read here.
+    another base, a tokenizer of another model, a chat template that does not render, an adapter for another kind of
+    model. The last two are only looked at if the files can be read here.
     """
     name = model_id(model.removeprefix("models/"), Path(model))
     pointed = model_id(alias.removeprefix("aliases/"), Path(alias)) if alias else ""
@@ -134,6 +134,9 @@ def _check(artifact: Artifact, engine: Engine, runs: Execution) -> None:
         device=runs.device,
     )
     reasons = list(compatibility.incompatibilities(artifact, execution))
+    misfit = compatibility.misfit(manifests.adapter_facts(artifact), artifact.facts)
+    if misfit is not None:
+        reasons.append(misfit)
     template = manifests.chat_template(artifact.files, Path(artifact.location))
     if template:
         try:
