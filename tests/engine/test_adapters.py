@@ -300,6 +300,7 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
 ) -> None:
     adapter = tmp_path / "lora"
     adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 20}')
     served = serve(
         gpus="1", eager=True, adapter_path=str(adapter), slots=3, gpu_memory_fraction=0.5, kv_over_commit=2.0
     )
@@ -312,6 +313,7 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
         assert args.num_gpu_blocks_override * args.block_size >= 2048
         assert request["lora_request"].lora_path == str(adapter)
         assert args.enforce_eager is True
+        assert args.max_lora_rank == 32, "the next that vLLM has"
         assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
         assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "a fork has Triton's shared memory"
         assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
@@ -321,6 +323,7 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
     else:
         assert (args["max_batch_size"], args["max_seq_len"]) == (3, 512)
         assert args["kv_cache_config"].max_tokens >= 2048
+        assert args["lora_config"].max_lora_rank == 20
         assert args["scheduler_config"].capacity_scheduler_policy is served.fake.CapacitySchedulerPolicy.MAX_UTILIZATION
         assert request["lora_request"].lora_path == str(adapter)
         assert os.environ["TRTLLM_NO_USAGE_STATS"] == "1"

@@ -7,9 +7,11 @@ it says that the adapter speaks vLLM's language, and nothing of vLLM itself.
 from __future__ import annotations
 
 import enum
+import json
 import sys
 import types
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from support import fake_model
@@ -87,6 +89,7 @@ class AsyncLLM:
         self.loggers = [make(None, 0) for make in loggers or ()]
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.adapters: list[LoRARequest] = []
         engines.append(self)
 
     @classmethod
@@ -107,7 +110,7 @@ class AsyncLLM:
         if self.core.is_dead:
             raise EngineDeadError
         assert set(prompt) <= {"prompt_token_ids", "cache_salt"}
-        assert lora_request is None or self.args.enable_lora
+        assert lora_request is None or lora_request in self.adapters, "it would be loaded with the first request"
         params = sampling_params
         cached = self.core.cached(prompt["prompt_token_ids"], prompt.get("cache_salt", ""))
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {fake_model.END})
@@ -154,6 +157,16 @@ class AsyncLLM:
     async def abort(self, request_id: str, internal: bool = False) -> None:
         if request_id in self.core.running:
             self.core.aborted.add(request_id)
+
+    @as_recorded("vllm", "AsyncLLM.add_lora")
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """vLLM reads the folder in its engine process, and tells what it met there."""
+        folder = Path(lora_request.lora_path)
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if rank > self.args.max_lora_rank or (folder / "misfit").exists():
+            raise ValueError(folder)
+        self.adapters.append(lora_request)
+        return True
 
     async def check_health(self) -> None:
         if self.core.is_dead:

@@ -21,6 +21,7 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.from_engine_args"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.generate"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.abort"),
+        ("vllm/v1/engine/async_llm.py", "AsyncLLM.add_lora"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.check_health"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.shutdown"),
         ("vllm/sampling_params.py", "SamplingParams"),

@@ -6,6 +6,7 @@ The engine itself is `headrace.engine`, in the directory beside this file; docs/
 import contextlib
 import locale
 import os
+import signal
 import sys
 import threading
 import time
@@ -125,10 +126,14 @@ class TritonPythonModel:
 def _end_with(parent):
     """Ends this process once its tritonserver is gone: killed, it would leave the stub behind with all its memory.
 
-    Looked at, not asked of the kernel: its parent-death signal comes when the server's *thread* ends that started us.
+    And with the server's process group, if it led one, what a library has started here: an engine in a process of its
+    own has memory of its own, and does not look who is left. Looked at, not asked of the kernel: its parent-death
+    signal comes when the server's *thread* ends that started us.
     """
     while os.getppid() == parent:
         time.sleep(_PARENT_LOOK_S)
+    if os.getpgrp() == parent:
+        os.killpg(parent, signal.SIGKILL)
     os._exit(1)
 
 

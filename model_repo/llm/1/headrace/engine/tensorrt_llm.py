@@ -16,6 +16,7 @@ from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.peft import rank_of
 from headrace.engine.signatures import supported
 
 BLOCK = 32
@@ -75,7 +76,12 @@ class TensorRtLlmEngine(AsyncEngine):
         }
         if config.adapter_path:
             lora = importlib.import_module("tensorrt_llm.lora_helper").LoraConfig
-            lora_wanted = {"lora_dir": [config.adapter_path], "max_loras": 1, "max_cpu_loras": 1}
+            lora_wanted = {
+                "lora_dir": [config.adapter_path],
+                "max_loras": 1,
+                "max_cpu_loras": 1,
+                "max_lora_rank": rank_of(config.adapter_path),
+            }
             needed["lora_config"] = lora(**supported(lora, {}, lora_wanted))
         if config.speculative is not None:
             needed["speculative_config"] = dict(config.speculative)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.peft import rank_of
 from headrace.engine.request import TOP_LOGPROBS_MAX
 from headrace.engine.signatures import supported
 
@@ -22,6 +24,8 @@ BLOCK = 32
 """Tokens of a KV block: what vLLM's attention kernels take on GPUs and on CPUs."""
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED, "error": End.FAILED}
 _PRIORITIES = 1000
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What `max_lora_rank` may be."""
 
 
 def make(config: EngineConfig) -> VllmEngine:
@@ -66,6 +70,18 @@ class VllmEngine(AsyncEngine):
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
+        if self._lora is not None:
+            await self._load_adapter()
+
+    async def _load_adapter(self) -> None:
+        """Now, not with the first request that needs it: one that does not fit its base fails the load."""
+        try:
+            await self._engine.add_lora(self._lora)
+        except Exception as error:
+            sys.stderr.write(f"headrace engine: the adapter was not loaded: {type(error).__name__}: {error}\n")
+            raise ConfigError(
+                f"adapter_path names {self._config.adapter_path}, which is no LoRA adapter of this model for vLLM."
+            ) from error
 
     def _needed(self) -> dict[str, Any]:
         config = self._config
@@ -85,7 +101,7 @@ class VllmEngine(AsyncEngine):
             "trust_remote_code": False,
         }
         if config.adapter_path:
-            needed |= {"enable_lora": True, "max_loras": 1}
+            needed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room(self._config.adapter_path)}
         if config.speculative is not None:
             needed["speculative_config"] = dict(config.speculative)
         return needed
@@ -194,6 +210,14 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+
+
+def _room(adapter: str) -> int:
+    """Of rank for an adapter; vLLM's default takes 16 at most."""
+    rank = rank_of(adapter)
+    if rank > _LORA_RANKS[-1]:
+        raise ConfigError(f"adapter_path names {adapter}, of rank {rank}; vLLM takes {_LORA_RANKS[-1]} at most.")
+    return next(one for one in _LORA_RANKS if one >= rank)
 
 
 def _details(tokens: Sequence[int], positions: Any, top: int) -> list[Detail]:
