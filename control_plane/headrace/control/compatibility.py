@@ -187,7 +187,7 @@ def _managed(artifact: Artifact | None, execution: Execution, place: Device | No
     weights = artifact.file_of(FileKind.WEIGHTS) if artifact else None
     if artifact is None or weights is None:
         return reasons  # refused anyway
-    folder = _folder(weights.path)
+    folder = manifest.folder_of(weights.path)
     if not weights.path.endswith((".safetensors", ".bin")):
         reasons.append(
             Violation("artifact", f"has its weights in {weights.path}, and {engine.value} loads safetensors")
@@ -196,15 +196,10 @@ def _managed(artifact: Artifact | None, execution: Execution, place: Device | No
     for name in ("config.json", "tokenizer.json"):
         if folder + name not in present:
             reasons.append(Violation("artifact", f"has no {name} beside its weights, and {engine.value} needs it"))
-    adapters = {_folder(file.path) for file in artifact.files if file.kind is FileKind.ADAPTER}
+    adapters = {manifest.folder_of(file.path) for file in artifact.files if file.kind is FileKind.ADAPTER}
     if len(adapters) > 1 or folder in adapters:
         reasons.append(Violation("artifact", f"must have its adapter in one folder of its own for {engine.value}"))
     return reasons
-
-
-def _folder(path: str) -> str:
-    """Of a file of an artifact: "" or "a/b/"."""
-    return "".join(path.rpartition("/")[:2])
 
 
 def _adapter(artifact: Artifact) -> list[Violation]:
