@@ -106,16 +106,16 @@ def test_the_base_of_an_adapter_is_the_rest() -> None:
     assert manifest.base_of(Artifact((weights,), "/x")) is None
 
 
-W, A, O = FileKind.WEIGHTS, FileKind.ADAPTER, FileKind.OTHER
+W, A, R = FileKind.WEIGHTS, FileKind.ADAPTER, FileKind.OTHER
 
 
 @pytest.mark.parametrize(
     ("files", "base"),
     [
-        ({"m.gguf": W, "l.gguf": A, "README.md": O}, {"m.gguf", "README.md"}),
-        ({"m.gguf": W, "lora/l.gguf": A, "lora/README.md": O, "README.md": O}, {"m.gguf", "README.md"}),
-        ({"m/m.gguf": W, "m/l.gguf": A, "m/README.md": O}, {"m/m.gguf", "m/README.md"}),
-        ({"m.gguf": W, "lora/l.gguf": A, "lora/deep/x": O, "lorax/y": O}, {"m.gguf", "lora/deep/x", "lorax/y"}),
+        ({"m.gguf": W, "l.gguf": A, "README.md": R}, {"m.gguf", "README.md"}),
+        ({"m.gguf": W, "lora/l.gguf": A, "lora/README.md": R, "README.md": R}, {"m.gguf", "README.md"}),
+        ({"m/m.gguf": W, "m/l.gguf": A, "m/README.md": R}, {"m/m.gguf", "m/README.md"}),
+        ({"m.gguf": W, "lora/l.gguf": A, "lora/deep/x": R, "lorax/y": R}, {"m.gguf", "lora/deep/x", "lorax/y"}),
     ],
 )
 def test_what_lies_in_a_folder_of_the_adapter_s_own_is_the_adapter_s(
