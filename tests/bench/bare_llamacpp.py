@@ -46,7 +46,7 @@ def quiet() -> Any:
 class Bare:
     """The model and the loop."""
 
-    def __init__(self, path: str, *, sequences: int, context: int, threads: int) -> None:
+    def __init__(self, path: str, *, sequences: int, context: int, threads: int, adapter: str = "") -> None:
         ll.llama_backend_init()
         self.model = ll.llama_model_load_from_file(path.encode(), ll.llama_model_default_params())
         self.vocabulary = ll.llama_model_get_vocab(self.model)
@@ -55,6 +55,11 @@ class Bare:
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.kv_unified = True
         self.context = ll.llama_init_from_model(self.model, parameters)
+        if adapter:
+            self.adapter = ll.llama_adapter_lora_init(self.model, adapter.encode())
+            one, scale = (ll.llama_adapter_lora_p_ctypes * 1)(self.adapter), (ctypes.c_float * 1)(1.0)
+            if ll.llama_set_adapters_lora(self.context, one, 1, scale):
+                raise SystemExit(f"llama.cpp does not take {adapter}")
         self.batch = ll.llama_batch_init(512, 0, sequences)
         self.sampler = ll.llama_sampler_init_greedy()
 
@@ -112,9 +117,16 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", type=json.loads, help="JSON list; each is run alone, instead of the built-in ones")
+    parser.add_argument("--adapter", default="", help="LoRA adapter, GGUF")
     arguments = parser.parse_args()
     keep = quiet()
-    bare = Bare(arguments.model, sequences=max(arguments.concurrency), context=8192, threads=arguments.threads)
+    bare = Bare(
+        arguments.model,
+        sequences=max(arguments.concurrency),
+        context=8192,
+        threads=arguments.threads,
+        adapter=arguments.adapter,
+    )
     bare.generate(PROMPTS[:1], 4)
     batches = [[p] for p in arguments.prompts] if arguments.prompts else [PROMPTS[:n] for n in arguments.concurrency]
     for _ in range(arguments.repeat):

@@ -338,6 +338,14 @@ async def test_an_adapter_runs_on_its_own_base_alone(headrace: Command, tmp_path
     bad = await headrace("revision", "create", "tuned", *execution, await created(headrace, wrong, "--base", known))
     assert bad.code == 2
     assert f"has an adapter of {known.removeprefix('artifacts/')}" in bad.err
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "m.gguf").write_bytes((base / "m.gguf").read_bytes())
+    (foreign / "lora.gguf").write_bytes(gguf({"general.type": "adapter", "general.architecture": "qwen2"}))
+    other = await created(headrace, foreign, "--base", known)
+    bad = await headrace("revision", "create", "tuned", *execution, other)
+    assert bad.code == 2
+    assert "artifact: has an adapter for qwen2, and its weights are llama" in bad.err
 
 
 async def test_model_add_records_facts_and_labels(headrace: Command, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="package")]
 
 async def test_cells_are_reserved_for_the_whole_answer(session: Session) -> None:
     session.engine.provider.needs("kv_budget")
-    heard = session.submit(session.engine.provider.counting, max_tokens=300, credit=2)
+    # Not held by its credit: one that runs ahead instead would be preempted, and hold nothing, before anybody looks.
+    heard = session.submit(session.engine.provider.counting, max_tokens=CONTEXT - 64)
     await session.tokens(heard, 2)
     stats = await session.until_stats(active=1)
     assert heard.admitted is not None
-    assert heard.admitted["prompt_tokens"] + 300 <= stats["kv_reserved"] <= CELLS
+    assert heard.admitted["prompt_tokens"] + CONTEXT - 64 <= stats["kv_reserved"] <= CELLS
     await end(session, heard)
 
 

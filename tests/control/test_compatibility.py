@@ -16,6 +16,7 @@ from headrace.control.compatibility import (
     check,
     device,
     incompatibilities,
+    misfit,
     notes,
     replication,
 )
@@ -203,3 +204,13 @@ def test_an_unknown_device_is_named_beside_other_reasons() -> None:
     made = artifact(GGUF, layers=3)
     found = incompatibilities(made, run(device="tpu", pipeline_parallel=2))
     assert [violation.field for violation in found] == ["execution.device", "execution.pipeline_parallel"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "base", "fits"),
+    [("llama", "llama", True), ("qwen2", "llama", False), ("", "llama", True), ("qwen2", "", True)],
+)
+def test_an_adapter_of_another_architecture_does_not_fit(adapter: str, base: str, fits: bool) -> None:
+    found = misfit(ModelFacts(architecture=adapter), dataclasses.replace(FACTS, architecture=base))
+    assert (found is None) == fits
+    assert found is None or (found.field, adapter in found.description) == ("artifact", True)

@@ -104,3 +104,24 @@ def test_the_base_of_an_adapter_is_the_rest() -> None:
     assert base is not None
     assert base.digest == Artifact((weights,), "/y").digest
     assert manifest.base_of(Artifact((weights,), "/x")) is None
+
+
+W, A, R = FileKind.WEIGHTS, FileKind.ADAPTER, FileKind.OTHER
+
+
+@pytest.mark.parametrize(
+    ("files", "base"),
+    [
+        ({"m.gguf": W, "l.gguf": A, "README.md": R}, {"m.gguf", "README.md"}),
+        ({"m.gguf": W, "lora/l.gguf": A, "lora/README.md": R, "README.md": R}, {"m.gguf", "README.md"}),
+        ({"m/m.gguf": W, "m/l.gguf": A, "m/README.md": R}, {"m/m.gguf", "m/README.md"}),
+        ({"m.gguf": W, "lora/l.gguf": A, "lora/deep/x": R, "lorax/y": R}, {"m.gguf", "lora/deep/x", "lorax/y"}),
+    ],
+)
+def test_what_lies_in_a_folder_of_the_adapter_s_own_is_the_adapter_s(
+    files: dict[str, FileKind], base: set[str]
+) -> None:
+    made = Artifact(tuple(ArtifactFile(path, 1, "1" * 64, kind) for path, kind in files.items()), "/x")
+    found = manifest.base_of(made)
+    assert found is not None
+    assert {file.path for file in found.files} == base

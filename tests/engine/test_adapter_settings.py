@@ -121,6 +121,7 @@ def test_lora_s_configuration_is_found_where_the_release_has_it(
 ) -> None:
     adapter = tmp_path / "lora"
     adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 20}')
     install = fake_tensorrt_llm.install
 
     def moved() -> None:
@@ -135,7 +136,7 @@ def test_lora_s_configuration_is_found_where_the_release_has_it(
         monkeypatch.setattr(fake_tensorrt_llm, "install", moved)
     config = start("tensorrt_llm", adapter_path=str(adapter)).library.args["lora_config"]
     assert type(config) is (fake_tensorrt_llm.MovedLoraConfig if has_moved else fake_tensorrt_llm.LoraConfig)
-    assert config.given == {"lora_dir": [str(adapter)], "max_loras": 1, "max_cpu_loras": 1}
+    assert config.given == {"lora_dir": [str(adapter)], "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": 20}
 
 
 def test_a_release_with_neither_place_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

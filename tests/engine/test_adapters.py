@@ -208,6 +208,7 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
 ) -> None:
     adapter = tmp_path / "lora"
     adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 20}')
     served = serve(
         gpus="1", eager=True, adapter_path=str(adapter), slots=3, gpu_memory_fraction=0.5, kv_over_commit=2.0
     )
@@ -220,16 +221,31 @@ def test_the_revision_s_settings_reach_the_library_and_its_usage_reports_are_off
         assert args.num_gpu_blocks_override * args.block_size >= 2048
         assert request["lora_request"].lora_path == str(adapter)
         assert args.enforce_eager is True
+        assert args.max_lora_rank == 32, "the next that vLLM has"
         assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+        assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "a fork has Triton's shared memory"
+        assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
     elif kind == "sglang":
         assert (args.max_running_requests, args.context_length, args.mem_fraction_static) == (3, 512, 0.5)
         assert list(args.lora_paths) == [request["lora_path"]]
     else:
         assert (args["max_batch_size"], args["max_seq_len"]) == (3, 512)
         assert args["kv_cache_config"].max_tokens >= 2048
+        assert args["lora_config"].max_lora_rank == 20
         assert args["scheduler_config"].capacity_scheduler_policy is served.fake.CapacitySchedulerPolicy.MAX_UTILIZATION
         assert request["lora_request"].lora_path == str(adapter)
         assert os.environ["TRTLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, "0"), (2, None)])
+def test_on_a_cpu_vllm_s_scheduler_and_its_one_worker_are_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, said: str | None
+) -> None:
+    """As two they spin on two cores."""
+    monkeypatch.setattr("support.fake_vllm.Platform.on_cpu", True)
+    served = Served("vllm", fake_model.write_folder(tmp_path / "model"), tensor_parallel=ranks)
+    served.engine.stop()
+    assert os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == said
 
 
 def test_many_at_once_each_get_their_own_answer(serve: Callable[..., Served]) -> None:

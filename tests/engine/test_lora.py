@@ -10,25 +10,12 @@ import pytest
 
 from engine.harness import Hand, prepared
 from headrace.cli.weights import default_model
-from headrace.control.gguf import read_metadata
 from headrace.engine.config import ConfigError, EngineConfig, parse_config
 from headrace.engine.llamacpp import LlamaBackend
-from support.gguf import gguf, lora
+from support.gguf import gguf, lora, lora_of
 
 PROMPT = "1\n2\n3\n4\n5\n6\n"
 RANK = 2
-
-
-def adapter_of(model: Path, *, layer: int, seed: int = 3) -> bytes:
-    """Random numbers for one weight of the model, large enough to be heard."""
-    with model.open("rb") as file:
-        facts = read_metadata(file.read(16 * 1024 * 1024), whole=False)
-    kind = str(facts["general.architecture"])
-    width, inner = int(str(facts[f"{kind}.embedding_length"])), int(str(facts[f"{kind}.feed_forward_length"]))
-    dice = np.random.default_rng(seed)
-    a = dice.normal(size=(RANK, inner)).astype(np.float32)
-    b = dice.normal(size=(width, RANK)).astype(np.float32)
-    return lora(kind, {f"blk.{layer}.ffn_down.weight": (a, b)}, alpha=16.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +26,7 @@ def model() -> Path:
 @pytest.fixture(scope="module")
 def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("lora") / "lora.gguf"
-    path.write_bytes(adapter_of(model, layer=2))
+    path.write_bytes(lora_of(model, layer=2))
     return path
 
 

@@ -54,12 +54,12 @@ DECISIVE = [
 ]
 
 
-def bare_greedy(prompts: list[str]) -> list[list[int]]:
-    """What llama.cpp alone makes of each prompt, one at a time, in a process of its own."""
+def bare_greedy(prompts: list[str], adapter: Path | None = None) -> list[list[int]]:
+    """What llama.cpp alone makes of each prompt, one at a time, in a process of its own; with an adapter, if named."""
     script = Path(__file__).resolve().parents[1] / "bench/bare_llamacpp.py"
     done = subprocess.run(
         [sys.executable, script, default_model(lambda text: None), "--tokens", str(TOKENS), "--concurrency", "1",
-         "--prompts", json.dumps(prompts)],
+         "--prompts", json.dumps(prompts), "--adapter", adapter or ""],
         capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     return [json.loads(line)["ids"][0] for line in done.stdout.splitlines()]

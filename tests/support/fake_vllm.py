@@ -7,9 +7,11 @@ it says that the adapter speaks vLLM's language, and nothing of vLLM itself.
 from __future__ import annotations
 
 import enum
+import json
 import sys
 import types
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from support import fake_model
@@ -75,6 +77,16 @@ class Logprob:
         self.logprob, self.rank, self.decoded_token = logprob, rank, None
 
 
+class Platform:
+    """Where it runs: not on a CPU, unless a test says so."""
+
+    on_cpu = False
+
+    @as_recorded("vllm", "Platform.is_cpu")
+    def is_cpu(self) -> bool:
+        return self.on_cpu
+
+
 class SchedulerStats:
     def __init__(self, running: int) -> None:
         self.num_running_reqs, self.num_waiting_reqs, self.kv_cache_usage = running, 0, 0.0
@@ -93,6 +105,7 @@ class AsyncLLM:
             assert (events.enable_kv_cache_events, events.publisher) == (True, "zmq")
             self.publisher = Publisher("vllm", events.endpoint)
             self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks, args.block_size)  # type: ignore[union-attr]
+        self.adapters: list[LoRARequest] = []
         engines.append(self)
 
     @classmethod
@@ -113,7 +126,7 @@ class AsyncLLM:
         if self.core.is_dead:
             raise EngineDeadError
         assert set(prompt) <= {"prompt_token_ids", "cache_salt"}
-        assert lora_request is None or self.args.enable_lora
+        assert lora_request is None or lora_request in self.adapters, "it would be loaded with the first request"
         params = sampling_params
         cached = self.core.cached(prompt["prompt_token_ids"], prompt.get("cache_salt", ""))
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {fake_model.END})
@@ -163,6 +176,16 @@ class AsyncLLM:
         if request_id in self.core.running:
             self.core.aborted.add(request_id)
 
+    @as_recorded("vllm", "AsyncLLM.add_lora")
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """vLLM reads the folder in its engine process, and tells what it met there."""
+        folder = Path(lora_request.lora_path)
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if rank > self.args.max_lora_rank or (folder / "misfit").exists():
+            raise ValueError(folder)
+        self.adapters.append(lora_request)
+        return True
+
     async def check_health(self) -> None:
         if self.core.is_dead:
             raise EngineDeadError
@@ -189,6 +212,7 @@ def install() -> None:
             "SamplingParams": SamplingParams,
             "StructuredOutputsParams": StructuredOutputsParams,
         },
+        "vllm.platforms": {"current_platform": Platform()},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.control.gguf import read_metadata
 
 ALIGNMENT = 32
 SMALL: Mapping[str, object] = {
@@ -62,6 +65,18 @@ def lora(
     for name, (a, b) in weights.items():
         tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
     return gguf(metadata, tensors)
+
+
+def lora_of(model: Path, *, layer: int, seed: int = 3, rank: int = 2) -> bytes:
+    """An adapter of the model in that file: random numbers for one of its weights, large enough to be heard."""
+    with model.open("rb") as file:
+        facts = read_metadata(file.read(16 * 1024 * 1024), whole=False)
+    kind = str(facts["general.architecture"])
+    width, inner = int(str(facts[f"{kind}.embedding_length"])), int(str(facts[f"{kind}.feed_forward_length"]))
+    dice = np.random.default_rng(seed)
+    a = dice.normal(size=(rank, inner)).astype(np.float32)
+    b = dice.normal(size=(width, rank)).astype(np.float32)
+    return lora(kind, {f"blk.{layer}.ffn_down.weight": (a, b)}, alpha=16.0)
 
 
 def text(content: str) -> bytes:

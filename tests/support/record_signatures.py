@@ -21,6 +21,7 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.from_engine_args"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.generate"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.abort"),
+        ("vllm/v1/engine/async_llm.py", "AsyncLLM.add_lora"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.check_health"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.shutdown"),
         ("vllm/sampling_params.py", "SamplingParams"),
@@ -32,6 +33,7 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/config/kv_events.py", "KVEventsConfig"),
         ("vllm/distributed/kv_events.py", "BlockStored"),
         ("vllm/distributed/kv_events.py", "BlockRemoved"),
+        ("vllm/platforms/interface.py", "Platform.is_cpu"),
     ],
     "sglang": [
         ("sglang/srt/arg_groups/field_order.py", "ServerArgs"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from support.gguf import gguf
+from support.gguf import gguf, lora
 
 UNKNOWN, BEGIN, END = 0, 1, 2
 CONTROLS = ("<unk>", "<s>", "</s>")
@@ -167,6 +167,45 @@ def checkpoint(folder: Path) -> Path:
     }
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    return folder
+
+
+LORA_RANK = 20
+"""Above what vLLM makes room for by default."""
+
+
+def lora_numbers(seed: int = 9) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """A (rank x in) and B (out x rank) for the last layer's down projection, which is zero without them."""
+    dice = np.random.default_rng(seed)
+    a = dice.normal(0, 4.0, (LORA_RANK, INNER)).astype(np.float32)
+    b = dice.normal(0, 4.0, (WIDTH, LORA_RANK)).astype(np.float32)
+    return a, b
+
+
+def lora_gguf() -> bytes:
+    """An adapter for llama.cpp, applied at scale 1."""
+    return lora("llama", {f"blk.{LAYERS - 1}.ffn_down.weight": lora_numbers()}, alpha=float(LORA_RANK))
+
+
+def lora_folder(folder: Path) -> Path:
+    """The same numbers as PEFT keeps them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    a, b = lora_numbers()
+    at = f"base_model.model.model.layers.{LAYERS - 1}.mlp.down_proj"
+    (folder / "adapter_model.safetensors").write_bytes(
+        safetensors({f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b})
+    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ["down_proj"],
+        "layers_to_transform": [LAYERS - 1],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 

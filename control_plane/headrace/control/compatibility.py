@@ -117,6 +117,13 @@ def check(facts: ModelFacts, execution: Execution, place: Device | None) -> tupl
     return tuple(reasons)
 
 
+def misfit(adapter: ModelFacts, base: ModelFacts) -> Violation | None:
+    """An adapter that says itself that it was made for another kind of model."""
+    if not adapter.architecture or not base.architecture or adapter.architecture == base.architecture:
+        return None
+    return Violation("artifact", f"has an adapter for {adapter.architecture}, and its weights are {base.architecture}")
+
+
 def replication(facts: ModelFacts, execution: Execution) -> int:
     """How often each KV head is kept; the KV memory of all GPUs then holds so many times fewer tokens."""
     ranks, kv_heads = execution.tensor_parallel or 1, facts.kv_heads
@@ -185,7 +192,7 @@ def _managed(artifact: Artifact | None, execution: Execution, place: Device | No
     weights = artifact.file_of(FileKind.WEIGHTS) if artifact else None
     if artifact is None or weights is None:
         return reasons  # refused anyway
-    folder = _folder(weights.path)
+    folder = manifest.folder_of(weights.path)
     if not weights.path.endswith((".safetensors", ".bin")):
         reasons.append(
             Violation("artifact", f"has its weights in {weights.path}, and {engine.value} loads safetensors")
@@ -194,15 +201,10 @@ def _managed(artifact: Artifact | None, execution: Execution, place: Device | No
     for name in ("config.json", "tokenizer.json"):
         if folder + name not in present:
             reasons.append(Violation("artifact", f"has no {name} beside its weights, and {engine.value} needs it"))
-    adapters = {_folder(file.path) for file in artifact.files if file.kind is FileKind.ADAPTER}
+    adapters = {manifest.folder_of(file.path) for file in artifact.files if file.kind is FileKind.ADAPTER}
     if len(adapters) > 1 or folder in adapters:
         reasons.append(Violation("artifact", f"must have its adapter in one folder of its own for {engine.value}"))
     return reasons
-
-
-def _folder(path: str) -> str:
-    """Of a file of an artifact: "" or "a/b/"."""
-    return "".join(path.rpartition("/")[:2])
 
 
 def _adapter(artifact: Artifact) -> list[Violation]:

@@ -107,9 +107,22 @@ def compare(files: Iterable[ArtifactFile], found: Mapping[str, FileState]) -> Di
 
 
 def base_of(artifact: Artifact) -> Artifact | None:
-    """The artifact without its adapter; None if it has none."""
-    rest = tuple(file for file in artifact.files if file.kind is not FileKind.ADAPTER)
-    return None if len(rest) == len(artifact.files) else Artifact(rest, artifact.location)
+    """The artifact without its adapter; None if it has none.
+
+    A folder of the adapter's own goes with it: people lay a README and the tokenizer beside an adapter.
+    """
+    adapters = [file.path for file in artifact.files if file.kind is FileKind.ADAPTER]
+    if not adapters:
+        return None
+    weights = {folder_of(file.path) for file in artifact.files if file.kind is FileKind.WEIGHTS}
+    own = {folder_of(path) for path in adapters} - weights - {""}
+    rest = (file for file in artifact.files if file.kind is not FileKind.ADAPTER and folder_of(file.path) not in own)
+    return Artifact(tuple(rest), artifact.location)
+
+
+def folder_of(path: str) -> str:
+    """Of a file of an artifact: "" or "a/b/"."""
+    return "".join(path.rpartition("/")[:2])
 
 
 def _gguf_kind(head: bytes) -> FileKind:

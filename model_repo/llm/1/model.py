@@ -6,6 +6,7 @@ The engine itself is `headrace.engine`, in the directory beside this file; docs/
 import contextlib
 import locale
 import os
+import signal
 import sys
 import threading
 import time
@@ -40,21 +41,32 @@ _PARENT_LOOK_S = 0.5
 
 
 class _TritonResponder:
-    """`sink.Responder` over a Triton request."""
+    """`sink.Responder` over a Triton request: one call into Triton at a time, and none after FINAL.
+
+    tritonserver takes responses in a pool of threads, and FINAL deletes what they are sent through (its response
+    factory), without a look at who uses it: a send or a question beside FINAL, or after it, can end the server.
+    """
 
     def __init__(self, request):
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._has_ended = False
 
     def send(self, tensors, *, is_final):
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
-        if not tensors:
-            self._sender.send(flags=flags)
-            return
         outputs = [pb_utils.Tensor(name, array) for name, array in tensors]
-        self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
+        with self._lock:
+            if self._has_ended:
+                raise RuntimeError("the request has had its FINAL")
+            self._has_ended = is_final
+            if outputs:
+                self._sender.send(pb_utils.InferenceResponse(outputs), flags=flags)
+            else:
+                self._sender.send(flags=flags)
 
     def is_cancelled(self):
-        return self._sender.is_cancelled()
+        with self._lock:
+            return self._has_ended or self._sender.is_cancelled()
 
 
 class TritonPythonModel:
@@ -114,10 +126,14 @@ class TritonPythonModel:
 def _end_with(parent):
     """Ends this process once its tritonserver is gone: killed, it would leave the stub behind with all its memory.
 
-    Looked at, not asked of the kernel: its parent-death signal comes when the server's *thread* ends that started us.
+    And with the server's process group, if it led one, what a library has started here: an engine in a process of its
+    own has memory of its own, and does not look who is left. Looked at, not asked of the kernel: its parent-death
+    signal comes when the server's *thread* ends that started us.
     """
     while os.getppid() == parent:
         time.sleep(_PARENT_LOOK_S)
+    if os.getpgrp() == parent:
+        os.killpg(parent, signal.SIGKILL)
     os._exit(1)
 
 

