@@ -7,6 +7,7 @@ spread      from the first write of a publication until a reader has swapped, ov
 large       100 models, 10,000 replicas: bytes that one replica's change writes, and what it costs a reader to apply it;
             a reader's first snapshot, and its memory
 route       one decision of a Router over 10,000 replicas, of which some are tried, revoked or not reachable
+path        all that a Generate costs that Router before it is sent on, gRPC left out: CPU time, by size of the prompt
 
 The machine matters: with few cores, the readers of one machine take turns. The figures go to
 build/reports/bench-control.json too. Exit code 1: some aim is not met.
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bench.route_decisions import decisions  # noqa: E402
+from bench.router_path import paths  # noqa: E402
 from headrace.adapters import shard_codec  # noqa: E402
 from headrace.adapters.etcd import EtcdStore  # noqa: E402
 from headrace.adapters.etcd_settings import EtcdConfig  # noqa: E402
@@ -289,7 +291,8 @@ async def large(endpoint: str, rounds: int) -> dict[str, float]:
 def route(rounds: int) -> dict[str, float]:
     """The cost of one decision: resolve the alias, choose the replica."""
     revisions, _, replicas = fleet(1, REPLICAS)
-    return {"replicas": REPLICAS, "decisions": rounds, **_quantiles(decisions(revisions[0], replicas, rounds), "us")}
+    took, switched = decisions(revisions[0], replicas, rounds)
+    return {"replicas": REPLICAS, "decisions": rounds, "interrupted": switched, **_quantiles(took, "us")}
 
 
 def _quantiles(samples: list[float], unit: str) -> dict[str, float]:
@@ -307,7 +310,9 @@ async def measure(quick: bool) -> dict[str, Any]:
         async with etcd_process(Path(folder) / "etcd") as etcd:
             spreads = [await spread(etcd.endpoint, count, rounds) for count in READERS]
             whole = await large(etcd.endpoint, rounds)
-    return {"spread": spreads, "large": whole, "route": route(2_000 if quick else 50_000)}
+    revisions, _, replicas = fleet(1, REPLICAS)
+    path = await asyncio.to_thread(paths, revisions[0], replicas, 100 if quick else 2_000)
+    return {"spread": spreads, "large": whole, "route": route(2_000 if quick else 50_000), "path": path}
 
 
 def verdict(found: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -334,6 +339,10 @@ def show(found: dict[str, Any]) -> None:
         for name, value in found[part].items():
             table.add_row(name, f"{value:,.1f}" if isinstance(value, float) else f"{value:,}")
         console.print(table)
+    table = Table(*(name.removesuffix("_us").replace("_", " ") for name in found["path"][0]), title="path, us")
+    for row in found["path"]:
+        table.add_row(*(f"{value:,.0f}" for value in row.values()))
+    console.print(table)
     table = Table("aim", "found", "below", "met", title="aims")
     for name, (value, aim) in verdict(found).items():
         table.add_row(name, f"{value:,.1f}", f"{aim:,.0f}", "yes" if value < aim else "NO")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
+import resource
 import time
 
 from headrace.control.filters import Demand
@@ -17,8 +18,12 @@ from headrace.control.routing import Routing
 from headrace.control.snapshot import RoutingSnapshot
 
 
-def decisions(revision: Revision, made: list[Replica], rounds: int) -> list[float]:
-    """Microseconds of each of `rounds` decisions: resolve the alias, choose the replica."""
+def decisions(revision: Revision, made: list[Replica], rounds: int) -> tuple[list[float], int]:
+    """Microseconds of each of `rounds` decisions: resolve the alias, choose the replica.
+
+    And how often the machine gave the core to somebody else meanwhile: where that is one in a hundred or more, the p99
+    is its doing.
+    """
     replicas = [dataclasses.replace(replica, epoch=1 + n) for n, replica in enumerate(made)]
     snapshot = RoutingSnapshot(
         "bench",
@@ -45,7 +50,7 @@ def decisions(revision: Revision, made: list[Replica], rounds: int) -> list[floa
             routing.admitted(n, len(prompt) // 4, 0, 1.0)
     tried = [replicas[5000].name]
     gc.collect()
-    took = []
+    took, switched = [], resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     for n in range(rounds):
         began = time.perf_counter_ns()
         resolved = resolve_revision(snapshot, "chat", draw)
@@ -59,4 +64,4 @@ def decisions(revision: Revision, made: list[Replica], rounds: int) -> list[floa
             now=1.5,
         )
         took.append((time.perf_counter_ns() - began) / 1000)
-    return took
+    return took, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switched

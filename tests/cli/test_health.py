@@ -62,7 +62,10 @@ def test_a_service_is_asked_where_its_settings_say(
         ({}, "127.0.0.1:50051"),
         ({"LISTEN": "[::]:7"}, "127.0.0.1:7"),
         ({"LISTEN": "router:7"}, "router:7"),
-        ({"TLS_CERTIFICATE": "/c.pem", "ADMIN_LISTEN": "10.0.0.3:8"}, "10.0.0.3:8"),
+        (
+            {"TLS_CERTIFICATE": "/c.pem", "ADMIN_LISTEN": "10.0.0.3:8", "ADMIN_SECRET_FILE": "/s"},
+            "10.0.0.3:8",
+        ),
     ],
 )
 def test_addresses(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,14 +43,20 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-async def router(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """A Router with three replicas, and who says where it is."""
+async def router(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Harness]:
+    """A Router with three replicas, and who says where it is; parametrized with True: with a secret."""
+    secret = {}
+    if getattr(request, "param", False):
+        (tmp_path / "secret").write_text("s" * 32)
+        secret = {"admin_secret_file": str(tmp_path / "secret")}
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     registry, listing = Server("127.0.0.1:0"), ServicesOnly()
     registry.add(pb.DESCRIPTOR.services_by_name["RegistryService"], listing)
     await registry.start()
     try:
-        async with running(replicas=3) as h:
+        async with running(replicas=3, **secret) as h:
             await h.admin.start()
             listing.services = [
                 resources_pb2.ServiceRecord(name="registries/g", endpoint="127.0.0.1:1"),
@@ -127,3 +134,26 @@ async def test_what_cannot_be_explained_says_why(
     got, out, err = await run(*arguments)
     assert (got, out) == (code, "")
     assert words in err
+
+
+@pytest.mark.parametrize("router", [True], indirect=True)
+async def test_a_router_with_a_secret_is_asked_with_it(
+    router: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = await run("chat")
+    assert (code, out) == (1, "")
+    assert "does not trust this call" in err
+    assert "--admin-secret-file" in err
+    file = tmp_path / "secret"
+    code, out, err = await run("chat", "--admin-secret-file", str(file))
+    assert code == 0, err
+    assert json.loads(out)["router"] == "routers/test"
+    monkeypatch.setenv("HEADRACE_ADMIN_SECRET_FILE", str(file))
+    code, out, err = await run("chat")
+    assert code == 0, err
+    for content, words in (("t" * 32, "another secret"), ("short", "holds no secret")):
+        file.with_name("other").write_text(content)
+        code, out, err = await run("chat", "--admin-secret-file", str(file.with_name("other")))
+        assert code == (1 if words == "another secret" else 2)
+        assert words in err
+        assert content not in err

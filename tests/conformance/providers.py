@@ -38,6 +38,8 @@ FEATURES = frozenset(
         "prefix_cache",
         "preempts",  # a sequence without credit gives its room to one that waits
         "kv_budget",  # cells are reserved before admission
+        "guided_choice",  # one of some texts
+        "guided_json",  # JSON by a schema, regular expressions, grammars
     }
 )
 CONTEXT = 2048
@@ -184,12 +186,15 @@ def _gemma(directory: Path) -> Mapping[str, Any]:
     return {"model_path": str(default_model(lambda text: None)), "chat_template": _TEMPLATE}
 
 
-SYNTHETIC = Provider("synthetic", "synthetic", _SYNTHETIC_SETTINGS, **_SYNTHETIC_PROMPTS)
+# It has no language that could be held to anything but one of some texts.
+_CHOICE_ONLY = FEATURES - {"guided_json"}
+SYNTHETIC = Provider("synthetic", "synthetic", _SYNTHETIC_SETTINGS, features=_CHOICE_ONLY, **_SYNTHETIC_PROMPTS)
 # The same engine as one that cannot pause: what the contract says of run-ahead, in a real Triton.
 SYNTHETIC_AHEAD = Provider(
     "synthetic-ahead",
     "synthetic",
     {**_SYNTHETIC_SETTINGS, "run_ahead_tokens": 16},
+    features=_CHOICE_ONLY,
     run_ahead=16,
     **_SYNTHETIC_PROMPTS,
 )
@@ -213,13 +218,18 @@ LLAMACPP_GEMMA = Provider(
 )
 
 
+_GUIDED_BY = {"tensorrt_llm": "", "vllm": "xgrammar", "sglang": "xgrammar"}
+"""SGLang needs its own tokenizer for it, so there it has to be asked for; vLLM then writes JSON without blanks."""
+
+
 def _faked(kind: str) -> Provider:
     """A GPU engine's adapter over a fake of its library, which has the recorded signatures and no model."""
     tests = Path(__file__).resolve().parents[1]
     return Provider(
         f"{kind}-fake",
         kind,
-        {"engine": kind, "run_ahead_tokens": 16},
+        {"engine": kind, "run_ahead_tokens": 16, "guided_backend": _GUIDED_BY[kind]},
+        features=_CHOICE_ONLY,
         run_ahead=16,
         slack=8,
         is_faked=True,
@@ -265,7 +275,14 @@ def _real(kind: str) -> Provider:
     return Provider(
         kind,
         kind,
-        {"engine": kind, "run_ahead_tokens": 16, "dtype": "float32", "gpu_memory_fraction": 0.3, "eager": True},
+        {
+            "engine": kind,
+            "run_ahead_tokens": 16,
+            "dtype": "float32",
+            "gpu_memory_fraction": 0.3,
+            "eager": True,
+            "guided_backend": _GUIDED_BY[kind],
+        },
         run_ahead=16,
         slack=8,
         is_default=False,

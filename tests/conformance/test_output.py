@@ -35,6 +35,15 @@ async def test_there_are_as_many_tokens_as_were_asked_for(session: Session, toke
     assert all(0 <= token < session.hello["vocabulary"] for token in heard.ids)
 
 
+async def test_each_priority_is_answered_and_changes_no_answer(session: Session) -> None:
+    assert session.hello["priority"] is True
+    heard = [session.submit(session.engine.provider.counting, max_tokens=4, priority=p) for p in (1, 2, 3, 4, None)]
+    await session.over(*heard)
+    assert [(one.reason, len(one.ids)) for one in heard] == [("length", 4)] * 5
+    if "repeats" in session.engine.provider.features:
+        assert len({tuple(one.ids) for one in heard}) == 1
+
+
 async def test_without_max_tokens_the_cap_bounds_it_and_then_the_context(session: Session) -> None:
     counting = session.engine.provider.counting
     capped = await session.answer(counting, max_tokens=None, max_tokens_cap=9)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.control.affinity import Affinity, affinity_hash
 from headrace.control.slow_start import SlowStart
@@ -30,6 +32,16 @@ def test_routers_that_have_not_seen_a_key_agree_and_few_keys_move() -> None:
     assert len(set(homes.values())) > 25
     moved = {key for key in keys(400) if one.home(key, "r", READY[1:], 0.0) != homes[key]}
     assert moved == {key for key, name in homes.items() if name == READY[0].name}
+
+
+@given(st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=1, max_size=5))
+def test_a_ring_that_has_followed_snapshots_is_the_one_that_is_made_of_the_last(steps: list[set[int]]) -> None:
+    one = Affinity()
+    for step in steps:
+        ready = tuple(READY[n] for n in sorted(step))
+        one.home(1, "r", ready, 0.0)
+    fresh = Affinity()
+    assert [one.home(k, "r", ready, 0.0) for k in keys(50)] == [fresh.home(k, "r", ready, 0.0) for k in keys(50)]
 
 
 def test_who_served_last_is_home_until_it_is_too_long_ago() -> None:

@@ -20,6 +20,8 @@ DRAINING = AttemptEnd(REFUSED, Reason.DRAINING, is_retryable=True, is_free=True)
 STALE = AttemptEnd(REFUSED, Reason.STALE_EPOCH, is_retryable=True, is_free=True)
 OVERLOADED = AttemptEnd(REFUSED, Reason.OVERLOADED)
 PUSHED = AttemptEnd(Finish.FAILED, Reason.WORKER_LOST_BEFORE_OUTPUT, is_retryable=True, push_back_s=0.7)
+TOO_LATE = AttemptEnd(REFUSED, Reason.DEADLINE_UNMEETABLE, push_back_s=3.0)
+"""For its wait there."""
 HALF = 0.5
 
 
@@ -59,6 +61,9 @@ def after(
         (AttemptEnd(Finish.FAILED, Reason.ENGINE_FAILED), {}, None),
         (AttemptEnd(REFUSED, Reason.QUEUE_TIMEOUT), {}, None),
         (AttemptEnd(REFUSED, Reason.DEADLINE_UNMEETABLE), {}, None),
+        (TOO_LATE, {"overloads": 1}, 0.0),
+        (TOO_LATE, {"attempts": 2, "overloads": 2}, None),
+        (TOO_LATE, {"overloads": 1, "attempts_max": 1}, None),
         (AttemptEnd(Finish.CANCELLED, Reason.CLIENT_CANCELLED), {}, None),
         (STOP, {}, None),
     ],

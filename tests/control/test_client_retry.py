@@ -212,7 +212,13 @@ def test_what_follows_a_broken_stream(broken: dict[str, object], expected: float
 
 def test_only_refusals_that_say_nothing_about_the_request_are_waited_out() -> None:
     waited = {reason for reason in Reason if is_resumable(RULES[reason].code, reason)}
-    assert waited == {Reason.OVERLOADED, Reason.DRAINING, Reason.NO_SNAPSHOT, Reason.STORE_UNAVAILABLE}
+    assert waited == {
+        Reason.OVERLOADED,
+        Reason.DRAINING,
+        Reason.NO_SNAPSHOT,
+        Reason.STORE_UNAVAILABLE,
+        Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE,
+    }
     assert Reason.STREAM_TAKEN_OVER not in waited, "two readers would take the stream from each other for ever"
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.deadlines import HOP_MARGIN_S, HOP_SHARE, Budget
+from headrace.control.deadlines import HOP_MARGIN_S, HOP_SHARE, Budget, longest_wait_s
 from headrace.control.errors import Reason
+from headrace.control.priority import Priority
 
 BUDGET = Budget(received_at=100.0, deadline_at=110.0, queue_s=3.0, execution_s=4.0)
 
@@ -52,3 +53,24 @@ def test_a_hop_gets_less_than_there_is_and_never_a_fresh_limit(deadline_at: floa
         assert given_s >= (1 - HOP_SHARE) * before - 1e-9, "a hop keeps no more than its share"
         assert given_s >= before - HOP_MARGIN_S - 1e-9, "and no more than its margin"
         budget, before = Budget(received_at=now, deadline_at=now + given_s), given_s
+
+
+@pytest.mark.parametrize(
+    ("priority", "queue_timeout_s", "ttft_target_s", "expected_s"),
+    [
+        (Priority.CRITICAL, 60.0, 10.0, 8.0),
+        (Priority.STANDARD, 60.0, 10.0, 8.0),
+        (Priority.BATCH, 60.0, 10.0, 60.0),
+        (Priority.SHEDDABLE, 60.0, 10.0, 60.0),
+        (Priority.STANDARD, 5.0, 10.0, 5.0),
+        (Priority.STANDARD, 60.0, 0.0, 60.0),
+        (Priority.STANDARD, 0.0, 10.0, 8.0),
+        (Priority.BATCH, 0.0, 10.0, None),
+        (Priority.CRITICAL, 0.0, 0.0, None),
+    ],
+)
+def test_nobody_waits_longer_for_a_slot_than_a_first_token_may_take(
+    priority: Priority, queue_timeout_s: float, ttft_target_s: float, expected_s: float | None
+) -> None:
+    found = longest_wait_s(priority, queue_timeout_s=queue_timeout_s, ttft_target_s=ttft_target_s)
+    assert found == (None if expected_s is None else pytest.approx(expected_s))

@@ -80,6 +80,9 @@ SAME = {
     "a stop token": ({"stop_token_ids": (1,)}, False),
     "past the end of generation": ({"ignore_eos": True}, False),
     "log probabilities, no alternatives": ({"top_logprobs": 0}, False),
+    "a schema": ({"guide": (("json_schema", "{}"),)}, False),
+    "an object": ({"guide": (("json_object", ""),)}, False),
+    "no guide": ({"guide": ()}, True),
 }
 
 
@@ -108,6 +111,7 @@ contents = st.builds(
     stop_strings=st.lists(texts, max_size=3).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    guide=st.lists(st.tuples(st.sampled_from(["choice", "regex"]), texts), max_size=2).map(tuple),
     top_logprobs=st.none() | st.integers(0, 20),
 )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.control.known_waits import HOLD_MAX_S, KEYS_MAX, Asked, KnownWaits
 from headrace.control.priority import Priority
 
-ASKED = Asked("r", "tenants/a", Priority.STANDARD, 100, 50.0)
+ASKED = Asked("r", "tenants/a", Priority.STANDARD, 100, 50.0, 3.0)
 BOTH = ("one", "two")
 
 
@@ -57,6 +57,10 @@ def test_without_a_replica_placement_says_why() -> None:
         ({"deadline_at": 51.0}, True),
         ({"deadline_at": 49.0}, False),
         ({"priority": Priority.BATCH}, True),
+        ({"priority": Priority.BATCH, "queue_s": 60.0}, False),
+        ({"queue_s": 3.2}, True),
+        ({"queue_s": 3.35}, False),
+        ({"queue_s": 1.0}, True),
         ({"priority": Priority.CRITICAL}, False),
         ({"tenant": "tenants/b"}, False),
         ({"revision": "q"}, False),
@@ -65,6 +69,28 @@ def test_without_a_replica_placement_says_why() -> None:
 def test_only_what_would_stand_behind_it_is_refused(change: dict[str, Any], *, is_refused: bool) -> None:
     known = told(*BOTH)
     assert (known.refuses(dataclasses.replace(ASKED, **change), BOTH, 10.1) is not None) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({}, True),
+        ({"deadline_at": 12.9}, True),
+        ({"deadline_at": 13.1}, False),  # by then it would be done
+        ({"deadline_at": 11.9}, False),  # it comes earlier within its tenant
+        ({"queue_s": 0.1}, True),
+        ({"queue_s": 60.0}, True),  # how long it may wait does not help it
+        ({"tokens": 99, "deadline_at": 12.5}, False),
+    ],
+)
+def test_what_would_miss_its_deadline_behind_one_that_does_is_refused(
+    change: dict[str, Any], *, is_refused: bool
+) -> None:
+    known, late = KnownWaits(), dataclasses.replace(ASKED, deadline_at=12.0)
+    for replica in BOTH:
+        known.learn(late, replica, expected_s=3.0, limit_s=2.0, retry_after_s=2.5, now=10.0, is_deadline=True)
+    assert (known.refuses(dataclasses.replace(late, **change), BOTH, 10.1) is not None) is is_refused
+    assert known.refuses(late, BOTH, 10.0 + HOLD_MAX_S) is None
 
 
 def test_a_higher_priority_is_asked_for_and_critical_is_never_learned() -> None:
@@ -101,7 +127,7 @@ def test_a_refusal_holds_for_whoever_would_still_wait_too_long(
     expected: float, limit: float, after: float, tokens: int
 ) -> None:
     known = told(*BOTH, expected_s=expected, limit_s=limit)
-    refused = known.refuses(dataclasses.replace(ASKED, tokens=tokens), BOTH, 10.0 + after) is not None
+    refused = known.refuses(dataclasses.replace(ASKED, tokens=tokens, queue_s=limit), BOTH, 10.0 + after) is not None
     if refused:
         assert expected - after > limit - 1e-6, "by then it might have been taken"
         assert tokens >= ASKED.tokens

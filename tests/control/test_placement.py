@@ -72,6 +72,25 @@ def test_a_revoked_revision_is_refused(name: str) -> None:
     assert (caught.value.reason, caught.value.field) == (Reason.REVOKED, "model")
 
 
+def test_an_alias_of_one_target_means_it_only_while_it_is_served_and_not_revoked() -> None:
+    alias = Alias("aliases/chat", (AliasTarget(TWO.name, 1),), last_good=(AliasTarget(ONE.name, 1),))
+    served = replace(replica("b"), revision=TWO.name)
+    routes = replace(snapshot(replica("a"), served), aliases=(alias,))
+    assert {resolve_revision(routes, name, lambda: 0.5) for name in ("chat", "aliases/chat", TWO.name)} == {TWO}
+    unserved = replace(routes, replicas=(replica("a"), replace(served, state=ReplicaState.LOADING)))
+    assert resolve_revision(unserved, "chat", lambda: 0.5) is ONE, "the last good one"
+    with pytest.raises(Failure) as caught:
+        resolve_revision(replace(routes, revocations=(Revocation(TWO.name),)), "chat", lambda: 0.5)
+    assert caught.value.reason is Reason.REVOKED
+
+
+def test_a_name_means_the_alias_that_is_spelled_so_before_one_of_which_it_is_short() -> None:
+    nested = Alias("aliases/aliases/chat", (AliasTarget(TWO.name, 1),))
+    routes = snapshot(replica("a"), replace(replica("b"), revision=TWO.name))
+    routes = replace(routes, aliases=(*routes.aliases, nested))
+    assert resolve_revision(routes, "aliases/chat", lambda: 0.0) is ONE
+
+
 def test_an_alias_goes_by_its_other_targets_while_one_is_revoked() -> None:
     routes = replace(snapshot(weights=(99, 1)), revocations=(Revocation(ONE.name),))
     assert {resolve_revision(routes, "chat", lambda d=d: d / 10).name for d in range(10)} == {TWO.name}  # type: ignore[misc]

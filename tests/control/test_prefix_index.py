@@ -46,21 +46,24 @@ def test_a_huge_prompt_is_hashed_up_to_a_bound() -> None:
     assert token_blocks([-1] * 64, SALT) != token_blocks([1] * 64, SALT)
 
 
-def prompt(*blocks: int) -> tuple[bytes, ...]:
+def prompt(*blocks: int) -> tuple[int, ...]:
     return text_blocks([bytes([n]) * BLOCK_BYTES for n in blocks], SALT)
 
 
-def test_the_longest_beginning_is_found_and_its_latest_user_first() -> None:
+def test_the_longest_beginning_is_found_and_its_latest_user() -> None:
     index = PrefixIndex()
     index.keep("a", prompt(1, 2, 3))
     index.keep("b", prompt(1, 2, 9))
     asked = prompt(1, 2, 3, 4)
     assert [index.depth(name, asked) for name in "abc"] == [3, 2, 0]
-    assert index.holders(asked) == ["a"]
-    assert index.holders(prompt(1, 2)) == ["b", "a"]
+    assert index.keeper(asked) == "a"
+    assert index.keeper(prompt(1, 2)) == "b"
+    assert [name in index.keepers(asked) for name in "abc"] == [True, True, False]
     index.keep("a", prompt(1))
-    assert index.holders(prompt(1), most=1) == ["a"]
-    assert index.holders(prompt(7)) == [] == index.holders(())
+    assert index.keeper(prompt(1)) == "a"
+    assert index.keeper(prompt(1, 2)) == "b"
+    assert index.keeper(prompt(7)) == "" == index.keeper(())
+    assert "a" not in index.keepers(prompt(7))
 
 
 def test_what_an_engine_did_not_keep_is_forgotten_with_all_that_is_older() -> None:

@@ -8,77 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.attempt_book import waiting_max
-from headrace.control.errors import Failure, Reason
+from headrace.control.doors import REPORT_AGE_MAX_S
+from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
-from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
+from headrace.control.resources import ReplicaState
 from headrace.control.router_admission import (
-    REPORT_AGE_MAX_S,
     RETRY_MAX_S,
     SHARES,
-    VERDICT_S,
     Demand,
-    RouterAdmission,
 )
 from headrace.control.router_capacity import HEADROOM
-
-REVISION = Revision("m", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
-OTHER = Revision("other", "", "", Execution(Engine.SYNTHETIC, context_tokens=64, slots=4, kv_cells=256))
-HOLDS = HEADROOM * (4 + waiting_max(4))
-"""Requests that one replica of these holds."""
-
-
-def replica(name: str, state: ReplicaState = ReplicaState.READY, zone: str = "") -> Replica:
-    return Replica(name, REVISION.name, "schedulers/s", "s:1", state, 1, 4, 256, FailureDomain(zone=zone))
-
-
-def admission(
-    *replicas: Replica,
-    requests_max: int = 10_000,
-    bytes_max: int = 10**9,
-    tokens_max: int = 0,
-    random: float = 0.5,
-    now: float = 0.0,
-) -> RouterAdmission:
-    made = RouterAdmission(requests_max=requests_max, bytes_max=bytes_max, tokens_max=tokens_max, random=lambda: random)
-    apply(made, *(replicas or (replica("a"),)), now=now)
-    return made
-
-
-def apply(made: RouterAdmission, *replicas: Replica, now: float) -> None:
-    made.apply(
-        (REVISION, OTHER), {REVISION.name: replicas}, is_usable=lambda r: r.name != "unreachable", routers=1, now=now
-    )
-
-
-def demand(
-    priority: Priority = Priority.STANDARD,
-    *,
-    tokens: int = 1,
-    size: int = 1,
-    revision: Revision = REVISION,
-    tenant: str = "",
-    weight: float = 1.0,
-) -> Demand:
-    return Demand(revision.name, priority, tokens, size, tenant, weight)
-
-
-def admitted(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> int:
-    """How many of these are taken in until one is refused."""
-    for count in range(20_000):
-        try:
-            made.admit(wanted, now)
-        except Failure:
-            return count
-    raise AssertionError("there is no bound")
-
-
-def refusal(made: RouterAdmission, wanted: Demand, now: float = 0.0) -> Failure:
-    with pytest.raises(Failure) as caught:
-        made.admit(wanted, now)
-    assert caught.value.reason is Reason.OVERLOADED
-    return caught.value
+from support.admissions import HOLDS, OTHER, REVISION, admission, admitted, apply, demand, refusal, replica, tell
 
 
 @pytest.mark.parametrize(
@@ -200,7 +141,7 @@ def test_what_all_replicas_would_refuse_is_refused_here(
 ) -> None:
     made = admission(replica("a"), replica("b"))
     for name, admits_from in reports.items():
-        made.report(name, admits_from=admits_from, queue_wait_s=4.0, now=0.0)
+        tell(made, name, admits_from=admits_from, queue_wait_s=4.0, now=0.0)
     if refused:
         told = refusal(made, demand(priority))
         assert (told.metadata["bound"], told.metadata["limit"]) == ("replicas", "2")
@@ -210,23 +151,23 @@ def test_what_all_replicas_would_refuse_is_refused_here(
 
 def test_reports_that_are_old_or_taken_back_refuse_nobody() -> None:
     made = admission(replica("a"))
-    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=0.0)
+    tell(made, "a", admits_from=CRITICAL, queue_wait_s=None, now=0.0)
     refusal(made, demand())
-    made.admit(demand(), REPORT_AGE_MAX_S + VERDICT_S)
-    made.report("a", admits_from=CRITICAL, queue_wait_s=None, now=10.0)
+    made.admit(demand(), REPORT_AGE_MAX_S + 0.01)
+    tell(made, "a", admits_from=CRITICAL, queue_wait_s=None, now=10.0)
     refusal(made, demand(), 10.0)
-    made.report("a", admits_from=0, queue_wait_s=None, now=10.01)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=10.01)
     made.admit(demand(), 10.01)
 
 
 def test_how_many_may_wait_is_taken_from_the_report() -> None:
     made = admission(replica("a"))
-    made.report("a", admits_from=0, queue_wait_s=None, now=0.0, waiting_max=36)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=0.0, waiting_max=36)
     assert made.is_stale
     apply(made, replica("a"), now=100.0)
     assert not made.is_stale
     assert made.allowed(200.0)[0] == HEADROOM * 40
-    made.report("a", admits_from=0, queue_wait_s=None, now=200.0, waiting_max=36)
+    tell(made, "a", admits_from=0, queue_wait_s=None, now=200.0, waiting_max=36)
     assert not made.is_stale
     apply(made, now=300.0)
     apply(made, replica("a"), now=400.0)
@@ -243,7 +184,7 @@ def test_the_time_to_come_back_is_the_shortest_wait_and_spread(
 ) -> None:
     made = admission(*(replica(f"r{n}") for n in range(len(waits))), random=random)
     for n, wait_s in enumerate(waits):
-        made.report(f"r{n}", admits_from=CRITICAL, queue_wait_s=wait_s, now=0.0)
+        tell(made, f"r{n}", admits_from=CRITICAL, queue_wait_s=wait_s, now=0.0)
     assert refusal(made, demand()).retry_after_s == pytest.approx(retry_s)
 
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.control.doors import Asking
 from headrace.control.errors import Failure, Reason
 from headrace.control.filters import STALE_EPOCH_S, Demand
 from headrace.control.load_view import ReplicaReport
 from headrace.control.prefix_index import BLOCK_BYTES, salt, text_blocks
+from headrace.control.priority import Priority
 from headrace.control.resources import Replica, ReplicaState
 from headrace.control.revocation import Revocation
 from headrace.control.routing import DRAWS_MAX
@@ -48,15 +50,20 @@ def test_only_ready_replicas_are_taken(state: ReplicaState) -> None:
         ("zone", {"zone": "west"}, {"demand": Demand(zones=frozenset({"east"}))}),
         ("zone excluded", {"zone": "dark"}, {}),
         ("capability", {"kv_cells": 99}, {"demand": Demand(prompt_size=100, is_tokens=True)}),
+        ("capability", {"guided": frozenset()}, {"demand": Demand(guided="regex")}),
         ("not ready", {"state": ReplicaState.DRAINING}, {}),
+        ("refuses", {}, {"demand": Demand(priority=Priority.BATCH, asking=Asking(Priority.BATCH, "t"))}),
     ],
 )
 def test_a_filter_excludes_and_is_named(
     word: str, first: dict[str, object], facts: dict[str, object], count: int
 ) -> None:
-    others = [replica(f"r{n}", **{"zone": "east", "kv_cells": 100}) for n in range(1, count)]  # type: ignore[arg-type]
-    odd = replica("r0", **{"zone": "east", "kv_cells": 100, **first})  # type: ignore[arg-type]
+    base = {"zone": "east", "kv_cells": 100, "guided": frozenset({"regex"})}
+    others = [replica(f"r{n}", **base) for n in range(1, count)]  # type: ignore[arg-type]
+    odd = replica("r0", **{**base, **first})  # type: ignore[arg-type]
     fleet = Fleet(odd, *others, zones_excluded=frozenset({"dark"}))
+    if word == "refuses":
+        fleet.routing.report("replicas/r0", ReplicaReport(admits_from=Priority.STANDARD), 0.0)
     # It would be the best: all others are busy.
     for one in others:
         fleet.send(one.name.removeprefix("replicas/"))

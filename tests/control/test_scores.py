@@ -20,7 +20,6 @@ from headrace.control.scores import (
     SHARING,
     SPREAD,
     Score,
-    cost,
     score,
     wait_s,
 )
@@ -39,10 +38,10 @@ def standing(
     habits = Habits()
     habits.service_s, habits.others_per_slot = SERVICE, others_per_slot
     made = Standing("replicas/a", habits)
-    made.replica, made.report, made.tokens = replica("a", **domain), report, set(range(own))
-    made.zone = domain.get("zone", "")
+    made.place(replica("a", **domain), habits)
+    made.tokens, made.own = set(range(own)), own
     if report is not None:
-        made.theirs = max(0, report.active + report.waiting - own)
+        made.take(report, 0.0)
     return made
 
 
@@ -148,26 +147,3 @@ def test_a_score_is_the_sum_of_its_parts_and_a_prefix_never_earns_more_than_the_
     assert got.total == pytest.approx(sum(got))
     assert got.prefill + got.prefix_locality >= -1e-9
     assert got.total >= -AFFINITY_S - 1e-9
-
-
-REPORTS = st.builds(
-    R, LOAD, LOAD, st.sampled_from([0, 4, 64]), st.integers(0, 300), st.sampled_from([0, 200]),
-    st.one_of(st.none(), st.floats(0, 100)), st.sampled_from([0, 2]), st.integers(0, 4), st.sampled_from([0.0, 50.0]),
-)  # fmt: skip
-DOMAINS = st.builds(FailureDomain, *[st.sampled_from(["", "x", "y"])] * 3)
-FACTS = st.fixed_dictionaries({
-    "weight": WEIGHT, "ramp": st.floats(0.05, 1.0), "prompt_tokens": st.floats(0, 5000),
-    "output_tokens": st.integers(0, 500), "cached_share": st.sampled_from([0.0, 0.3, 1.0]), "is_home": st.booleans(),
-    "priority": st.integers(1, 4), "failed": st.lists(DOMAINS, max_size=2).map(tuple),
-})  # fmt: skip
-
-
-@given(LOAD, st.one_of(st.none(), REPORTS), st.floats(0, 3), FACTS)
-def test_what_decisions_compare_is_what_explanations_add_up(
-    own: int, report: ReplicaReport | None, others: float, facts: dict[str, Any]
-) -> None:
-    found = standing(own, report, others, zone="x", host="y")
-    found.habits.slots, found.habits.in_flight = 16, 8
-    found.habits.slots_by_zone.update(x=8, z=8)
-    found.habits.in_flight_by_zone["x"] = 6
-    assert cost(found, **facts) == pytest.approx(scored(found, **facts).total)

@@ -47,7 +47,8 @@ def test_another_class_of_the_revision_borrows_them_by_tokens():
     assert expected.prefill_s == pytest.approx(20 * 0.002)
     assert expected.token_s == pytest.approx(0.05)
     assert expected.output_tokens == 1000  # how long answers are says only the class itself
-    assert expected.hold_s == pytest.approx(2.5)
+    # For how long one has its slot, the share of their limit that others use tells well enough.
+    assert expected.hold_s == pytest.approx(0.04 + 0.05 * 1000 * 40 / SHORT.output_bound)
     # A long prompt is not foreseen from short ones to take longer than anything that was seen: nobody is refused by
     # what is extrapolated.
     assert estimate(fed(), LONG, prompt_tokens=1000).prefill_s == pytest.approx(0.2)
@@ -69,6 +70,16 @@ def test_one_reader_who_stood_still_moves_little_and_a_change_is_learnt():
     assert estimate(times).token_s < 0.07  # 1000 times as slow, once
     slow = Served(100, 2.0, 0.5, 40, 25.0)
     assert estimate(fed(times, served=slow, count=100, now=2.0), now=2.0).token_s == pytest.approx(0.5, rel=0.2)
+
+
+def test_what_many_take_together_is_their_mean():
+    times = ServiceTimes()
+    for n in range(400):
+        times.add(SHORT, Served(100, 0.2, 0.05, 40, 1.0 if n % 2 else 4.0), 0.0)
+    assert times.hold_s(REVISION, 1.0) == pytest.approx(2.5, rel=0.05)  # their average as times is 2
+    assert estimate(times).hold_s == pytest.approx(2.5, rel=0.05)
+    times.add(SHORT, Served(100, 0.2, 0.05, 40, 1e6), 1.0)
+    assert times.hold_s(REVISION, 1.0) < 2.5 * 1.5 * 1.65
 
 
 def test_what_was_cut_short_says_nothing_of_lengths():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace.control.resources import (
     AliasTarget,
     Artifact,
     ArtifactFile,
+    DraftMethod,
     Effort,
     Engine,
     Execution,
@@ -21,8 +23,10 @@ from headrace.control.resources import (
     RequestPolicy,
     Revision,
     Sampling,
+    Speculative,
 )
 from headrace.control.revocation import Revocation
+from headrace.control.shards import MODELS, cut
 from headrace.control.snapshot import InconsistentSnapshot, RoutingSnapshot, check_successor, compile_snapshot
 
 FILE = ArtifactFile("model.gguf", 5, "ab" * 32, FileKind.WEIGHTS)
@@ -104,3 +108,23 @@ def test_versions_never_go_back_within_an_incarnation(version: int, incarnation:
     else:
         with pytest.raises(Failure):
             check_successor(WHOLE, new)
+
+
+def test_what_drafts_for_a_revision_belongs_to_the_snapshot_and_to_its_model_s_shard() -> None:
+    draft = Artifact((dataclasses.replace(FILE, sha256="cd" * 32),), "/models/draft")
+    speculative = Speculative(DraftMethod.DRAFT_MODEL, 3, draft.name)
+    drafted = dataclasses.replace(REVISION, execution=dataclasses.replace(REVISION.execution, speculative=speculative))
+    with pytest.raises(InconsistentSnapshot, match=f"needs {draft.name}"):
+        RoutingSnapshot("here", 3, (ARTIFACT,), (drafted,))
+    common: dict[str, Any] = {
+        "incarnation": "here",
+        "version": 3,
+        "revisions": [drafted],
+        "aliases": [],
+        "replicas": [],
+    }
+    without, problems = compile_snapshot(artifacts=[ARTIFACT], **common)
+    assert (without.revisions, problems) == ((), (f"{drafted.name} was left out: {draft.name} does not exist",))
+    whole, problems = compile_snapshot(artifacts=[ARTIFACT, draft], **common)
+    assert problems == ()
+    assert set(cut(whole, {})[f"{MODELS}gemma"].artifacts) == {ARTIFACT, draft}

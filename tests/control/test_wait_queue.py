@@ -149,20 +149,14 @@ def test_the_youngest_of_the_lowest_priority_has_to_go(below, missing, expected)
     assert len(queue) == 4  # it only says who
 
 
-def test_what_is_ahead_counts_as_much_of_each_tenant_as_of_ones_own():
+def test_work_ahead_is_that_of_all_who_wait_at_a_priority_and_above():
     queue = filled(
-        *(waiting(n, tenant="heavy", work=1.0) for n in range(1, 21)),
-        waiting(30, tenant="mine", work=1.0, deadline_at=5.0),
+        *(waiting(n, work=1.0) for n in range(1, 22)),
         waiting(40, Priority.CRITICAL, work=3.0),
         waiting(50, Priority.BATCH, work=99.0),
     )
-    behind, before = (9.0, 99), (1.0, 99)
-    assert queue.work_ahead(Priority.STANDARD, None, behind, 1.0) == pytest.approx(3 + 21)
-    assert queue.work_ahead(Priority.STANDARD, "mine", behind, 1.0) == pytest.approx(3 + 1 + 2)
-    assert queue.work_ahead(Priority.STANDARD, "mine", before, 1.0) == pytest.approx(3 + 0 + 1)
-    assert queue.work_ahead(Priority.STANDARD, "new", behind, 1.0) == pytest.approx(3 + 1 + 1)
-    assert queue.work_ahead(Priority.CRITICAL, None, behind, 1.0) == pytest.approx(3)
-    assert queue.work_ahead(Priority.SHEDDABLE, None, behind, 1.0) == pytest.approx(3 + 21 + 99)
+    ahead = {priority.name: queue.work_ahead(priority) for priority in Priority}
+    assert ahead == {"CRITICAL": 3.0, "STANDARD": 24.0, "BATCH": 123.0, "SHEDDABLE": 123.0}
 
 
 def test_the_oldest_of_the_lowest_is_shed_for_age_and_the_oldest_of_the_highest_tells_the_age():
@@ -216,7 +210,7 @@ def test_each_is_in_it_once_and_the_sums_add_up(data):
         assert len(queue) == len(inside) == sum(queue.waiting.values())
         assert queue.tokens == sum(entry.cells for entry in inside.values())
         assert queue.shorts == sum(entry.is_short for entry in inside.values())
-        behind_all = queue.work_ahead(Priority.SHEDDABLE, None, (math.inf, 0), 0.0)
+        behind_all = queue.work_ahead(Priority.SHEDDABLE)
         assert behind_all == pytest.approx(0.5 * len(inside), abs=1e-6)
         assert queue.reserved is None or queue.reserved.token in inside
 

@@ -91,8 +91,8 @@ class Stack:
         self._make = lambda image, volumes: Box(engine, f"headrace/{image}:{version}", folder / f"{image}.log", volumes)
         secrets = folder / "secrets"
         secrets.mkdir(mode=0o755)
-        for name in ("etcd-root-password", "etcd-password"):
-            (secrets / name).write_text(os.urandom(12).hex())
+        for name in ("etcd-root-password", "etcd-password", "admin-secret"):
+            (secrets / name).write_text(os.urandom(16).hex())
             (secrets / name).chmod(0o444)
         self._volumes = {secrets: "/run/secrets:ro", folder / "models": "/models:ro"}
 
@@ -104,6 +104,8 @@ class Stack:
             "ETCD_PASSWORD_FILE": "/run/secrets/etcd-password",
             "LISTEN": f"127.0.0.1:{self.ports[service]}", "METRICS_LISTEN": "127.0.0.1:0", "NAME": "boxed",
         }  # fmt: skip
+        if service == "router":
+            values["ADMIN_SECRET_FILE"] = "/run/secrets/admin-secret"
         return {prefix + name: value for name, value in values.items()}
 
     def box(self, image: str) -> Box:

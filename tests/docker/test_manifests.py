@@ -233,8 +233,24 @@ def test_policies_deny_first_and_let_in_to_ports_that_exist() -> None:
 
 def test_no_secret_is_in_the_config_map() -> None:
     assert "password =" not in of_kind("ConfigMap")[0]["data"]["headrace.toml"]
-    (secret,) = of_kind("Secret")
-    assert set(secret["stringData"].values()) == {secret["stringData"]["ca.pem"], "replace-me"}
+    for secret in of_kind("Secret"):
+        assert {value for key, value in secret["stringData"].items() if key != "ca.pem"} == {"replace-me"}
+
+
+def test_only_routers_have_the_secret_of_their_admin_port() -> None:
+    (router,) = (workload for workload in workloads() if service_of(workload) == "router")
+    holders = [name_of(w) for w in workloads() if "headrace-admin" in json.dumps(w["spec"]["template"]["spec"])]
+    assert holders == [name_of(router)]
+    pod, path = router["spec"]["template"]["spec"], Path(config_table("router")["admin_secret_file"])
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == str(path.parent))
+    (volume,) = (v for v in pod["volumes"] if v["name"] == mount["name"])
+    (made,) = (s for s in of_kind("Secret") if name_of(s) == volume["secret"]["secretName"])
+    assert path.name in made["stringData"]
+    services = compose()["services"]
+    assert [name for name, service in services.items() if "admin-secret" in service.get("secrets", [])] == ["router"]
+    given = services["router"]["environment"]["HEADRACE_ROUTER_ADMIN_SECRET_FILE"]
+    assert given == "/run/secrets/admin-secret"
+    assert compose()["secrets"]["admin-secret"]["file"].endswith("/admin-secret")
 
 
 # Compose

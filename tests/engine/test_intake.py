@@ -120,6 +120,18 @@ def test_a_refusal_names_reason_and_field(
     assert Desk().refused(tokens=tokens, **fields) == expected
 
 
+@pytest.mark.parametrize(("given", "priority"), [({}, 3), ({"priority": None}, 3), ({"priority": 1}, 1)])
+def test_who_names_no_priority_has_the_middle_one(given: dict[str, Any], priority: int) -> None:
+    entry = Desk().generate(tokens=(65,), prompt_tokens=1, **given)
+    assert isinstance(entry, Prepared)
+    assert entry.priority == priority
+
+
+@pytest.mark.parametrize("priority", [0, 5, "high", True, 2.5])
+def test_a_priority_is_one_of_four_numbers(priority: object) -> None:
+    assert Desk().refused(tokens=(65,), prompt_tokens=1, priority=priority)[:2] == ("INVALID_REQUEST", "priority")
+
+
 def test_a_continuation_takes_its_tokens_behind_the_prompts_own() -> None:
     given = {"continuation": {"tokens": 2, "text_bytes": 1}, "cache_salt": "tenants/a"}
     entry = Desk().generate(tokens=(7, 8, 65, 66), prompt_tokens=2, **given)

@@ -47,6 +47,22 @@ def test_a_source_is_handed_over_when_only_its_own_cells_are_missing() -> None:
     assert again.evicted == ()
 
 
+@pytest.mark.parametrize(("keeps", "stored", "removed"), [(True, 8 + 9 - 5, 3), (False, 8, 8)])
+def test_of_a_lane_that_is_handed_over_only_what_is_new_is_stored(keeps: bool, stored: int, removed: int) -> None:
+    ledger = Ledger(slots=2, cells=10, lanes=4)
+    reservation = ledger.reserve(8)
+    assert reservation is not None
+    ledger.retain(reservation.lane, 8)
+    assert ledger.reserve(9, source=reservation.lane) is not None
+    ledger.cut(reservation.lane, 5)
+    assert (ledger.stored, ledger.removed) == (8, 3)
+    if keeps:
+        ledger.retain(reservation.lane, 9)
+    else:
+        ledger.release(reservation.lane)
+    assert (ledger.stored, ledger.removed) == (stored, removed)
+
+
 def test_nothing_is_released_twice() -> None:
     ledger = Ledger(slots=1, cells=10, lanes=2)
     reservation = ledger.reserve(3)
@@ -69,7 +85,9 @@ def test_books_always_balance(moves: list[tuple[str, int, bool]]) -> None:
     ledger = Ledger(slots=3, cells=20, lanes=6)
     active: dict[int, int] = {}
     retained: dict[int, int] = {}
+    reused: dict[int, int] = {}
     for name, number, wants_source in moves:
+        counts = ledger.stored, ledger.removed
         if name == "reserve":
             source = next(iter(retained), None) if wants_source else None
             reservation = ledger.reserve(number, source)
@@ -81,7 +99,8 @@ def test_books_always_balance(moves: list[tuple[str, int, bool]]) -> None:
                 del retained[lane]
             if reservation.adopted:
                 assert source is not None
-                del retained[source]
+                reused[source] = min(retained.pop(source), number)
+                ledger.cut(source, reused[source])
             assert reservation.lane not in active
             assert reservation.lane not in retained
             active[reservation.lane] = number
@@ -92,6 +111,7 @@ def test_books_always_balance(moves: list[tuple[str, int, bool]]) -> None:
         elif name in ("release", "retain") and active:
             lane = list(active)[number % len(active)]
             cells = active.pop(lane)
+            reused.pop(lane, None)
             if name == "release":
                 ledger.release(lane)
             else:
@@ -101,6 +121,9 @@ def test_books_always_balance(moves: list[tuple[str, int, bool]]) -> None:
         assert ledger.reserved_cells == sum(active.values())
         assert ledger.retained_cells == sum(retained.values())
         assert ledger.reserved_cells + ledger.retained_cells <= ledger.cells
+        assert ledger.stored - ledger.removed == sum(retained.values()) + sum(reused.values())
+        assert counts[0] <= ledger.stored
+        assert counts[1] <= ledger.removed
     for lane in list(active):
         ledger.release(lane)
     assert (ledger.active, ledger.reserved_cells) == (0, 0)

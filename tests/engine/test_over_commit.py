@@ -51,6 +51,35 @@ def test_when_cells_run_short_the_newest_gives_way_and_the_oldest_goes_on() -> N
     hand.assert_idle()
 
 
+@pytest.mark.parametrize(
+    ("priorities", "first"), [((3, 3, 3), 3), ((1, 3, 3), 1), ((3, 1, 4), 2), ((4, 4, 1), 3), ((1, 1, 4), 2)]
+)
+def test_the_newest_of_the_lowest_priority_gives_way_first_and_once(priorities: tuple[int, ...], first: int) -> None:
+    hand = Hand(kv_cells=150, over_commit=4.0)
+    hand.submit(*(request(hand, n, priority=priority) for n, priority in enumerate(priorities, 1)))
+    assert active(hand) == 3
+    hand.run()
+    preempted = [event["seq"] for event in hand.events("preempted")]
+    assert preempted[0] == first
+    assert len(preempted) == len(set(preempted)), "who came back ranks with the highest"
+    assert {event["seq"] for event in hand.events("finished")} == {1, 2, 3}
+    hand.assert_idle()
+
+
+def test_work_of_low_priority_that_came_back_is_not_computed_again_for_who_comes_later() -> None:
+    hand = Hand(kv_cells=150, over_commit=4.0)
+    hand.submit(request(hand, 1, priority=1), request(hand, 2, priority=4))
+    while not hand.events("resumed"):
+        hand.turn()
+    assert [event["seq"] for event in hand.events("preempted")] == [1]
+    hand.submit(request(hand, 3, priority=4))
+    assert active(hand) == 2
+    hand.run()
+    assert [event["seq"] for event in hand.events("preempted")] == [1, 3]
+    assert [event["seq"] for event in hand.events("finished")] == [2, 1, 3]
+    hand.assert_idle()
+
+
 def test_a_paused_one_that_is_newest_gives_way_and_waits_for_its_reader() -> None:
     hand = Hand(kv_cells=130, over_commit=4.0)
     hand.submit(request(hand, 1), request(hand, 2, credit=3))

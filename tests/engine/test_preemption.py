@@ -50,6 +50,23 @@ def test_choice(paused: list[tuple[int, int, int]], slots: int, cells: int, expe
     assert choose([Paused(*one) for one in paused], slots=slots, cells=cells, ripe_ns=100) == expected
 
 
+@pytest.mark.parametrize(
+    ("priorities", "slots", "cells", "expected"),
+    [
+        ([3, 3, 3], 1, 0, [1]),
+        ([4, 3, 1], 1, 0, [3]),
+        ([4, 1, 1], 1, 0, [2]),
+        ([4, 1, 3], 0, 15, [2, 3]),
+        ([1, 1, 4], 0, 30, [1, 2, 3]),
+    ],
+)
+def test_the_lowest_priority_goes_first_and_in_it_the_longest_paused(
+    priorities: list[int], slots: int, cells: int, expected: list[int]
+) -> None:
+    paused = [Paused(n, 10, n, priority) for n, priority in enumerate(priorities, 1)]
+    assert choose(paused, slots=slots, cells=cells, ripe_ns=100) == expected
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=6), st.integers(0, 1), st.integers(0, 30))
 def test_a_choice_is_enough_and_nobody_in_it_is_spare(raw: list[tuple[int, int]], slots: int, cells: int) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from headrace.control.priority import Priority
 from overload import truth
+from overload.floor import FLOOR
 from overload.generator import Job
 from overload.rig import ALIAS, SERVICE_S, SLO_S, SLOTS, TENANT_KEY, TOKENS, WORKERS, OverloadRig
 
@@ -69,17 +71,33 @@ async def capacity(rig: OverloadRig) -> float:
     return sum(RAMP_S / 2 <= at < CLOSED_S for at in ends) / (CLOSED_S - RAMP_S / 2)
 
 
+@contextlib.asynccontextmanager
+async def floor() -> AsyncIterator[str]:
+    """A server that refuses everything, in a process of its own; gives its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(Path(__file__).with_name("floor.py")),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
 async def level(rig: OverloadRig, rate: float, *, kind: str, seconds: float, seed: int) -> dict[str, Any]:
     """One load for a while, and figures of it."""
     job = job_for(rig, seconds, rate=rate, kind=kind, seed=seed)
     probing = {
         "routers": rig.routers, "model": ALIAS, "tokens": TOKENS, "tenant_key": TENANT_KEY, "seed": seed,
-        "rate": PROBES, "seconds": seconds - RAMP_S,
+        "rate": 1.5 * PROBES, "seconds": seconds - RAMP_S,
     }  # fmt: skip
 
     async def probes() -> Any:
-        await asyncio.sleep(RAMP_S)
-        return await spawn("prober.py", probing)
+        async with floor() as address:
+            await asyncio.sleep(max(0.0, RAMP_S - (time.monotonic() - began)))
+            return await spawn("prober.py", {**probing, "floor": address})
 
     before, refused, began = rig.cpu_s(), await _refusals(rig), time.monotonic()
     told, probed = await asyncio.gather(spawn("generator.py", asdict(job)), probes())
@@ -93,7 +111,8 @@ async def level(rig: OverloadRig, rate: float, *, kind: str, seconds: float, see
         "p99": 1000 * truth.quantile(spent, 0.99),
     }
     routers = sum(cpu[name] for name in ("r1", "r2")) * took_s
-    return {**found, "cpu": cpu, "router_ms_a_call": 1000 * routers / (found["calls"] + len(probed))}
+    asked = sum(said != FLOOR for _, said in probed)
+    return {**found, "cpu": cpu, "router_ms_a_call": 1000 * routers / (found["calls"] + asked)}
 
 
 async def _refusals(rig: OverloadRig) -> Counter[float]:
@@ -124,7 +143,7 @@ def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: floa
         RAMP_S <= request["at"] + request["took_s"] < seconds
         and request["end"] == "LENGTH"
         and request["took_s"] <= DEADLINE_S
-        and request["calls"][-1]["ttft_ms"] / 1000 <= SLO_S
+        and (request["calls"][-1]["ttft_ms"] / 1000 <= SLO_S or request["priority"] < STANDARD)
         for request in requests
     )
     at_once = [c["took_ms"] for c in calls if not c["events"] and _is_at_once(c["said"])]
@@ -140,6 +159,7 @@ def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: floa
         "ttft_s": {name: spread(values) for name, values in ttft.items()},
         "refuse_ms": spread(at_once),
         "probed_refuse_ms": spread(probes),
+        "floor_ms": spread([took for took, said in probed if said == FLOOR]),
         "refuse_ms_by": {
             said: spread([c["took_ms"] for c in calls if not c["events"] and c["said"] == said]) for said in refused
         },
@@ -169,7 +189,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _is_at_once(said: str) -> bool:
-    return said not in ("OK", "hung", "UNAVAILABLE") and not any(word in said for word in LATE)
+    return said not in ("OK", "hung", "UNAVAILABLE", FLOOR) and not any(word in said for word in LATE)
 
 
 async def measure(rig: OverloadRig, *, seconds: float) -> tuple[dict[str, Any], list[Row], Group]:
@@ -202,8 +222,14 @@ def _rows(found: list[dict[str, Any]]) -> list[Row]:
                         (f"{name}: time to refuse {text}, p99 of {one[where]['count']}, ms", f"{p99:.1f}",
                          f"< {REFUSE_MS:g}" if aims else "", p99 < REFUSE_MS if aims else None)
                     )  # fmt: skip
-        p99 = one["ttft_s"]["all"].get("p99", 0.0)
-        rows.append((f"{name}: p99 TTFT of accepted, s", f"{p99:.2f}", f"<= {SLO_S:g}", p99 <= SLO_S))
+            if one["floor_ms"]["count"] and one["probed_refuse_ms"]["count"]:
+                ratios = [one["probed_refuse_ms"][at] / one["floor_ms"][at] for at in ("p50", "p99")]
+                said = f"{ratios[0]:.1f} / {ratios[1]:.1f}"
+                rows.append((f"{name}: that, in times of a server that only refuses, p50 / p99", said, "", None))
+        p99 = one["ttft_s"]["interactive"].get("p99", 0.0)
+        rows.append(
+            (f"{name}: p99 TTFT of accepted, STANDARD and above, s", f"{p99:.2f}", f"<= {SLO_S:g}", p99 <= SLO_S)
+        )
     broken = sum(len(one["broken"]) + one["ends"].get("hung", 0) for one in found)
     rows.append(("calls that broke the contract, or hung", str(broken), "0", not broken))
     return rows
@@ -214,9 +240,10 @@ _CALLERS = {"once": "once", "naive": "naive"}
 
 def _table(found: list[dict[str, Any]]) -> Group:
     table = Table(
-        "load", "callers", "requests", "calls", "accepted", "refused", "late", "refuse, ms", "apart, ms", "Router, ms",
-        "goodput/s", "TTFT, s", "CPU, ms", "load avg",
-        caption="pairs are p50 / p99; Router: bounds of its histogram; CPU: of both Routers, for a call",
+        "load", "callers", "requests", "calls", "accepted", "refused", "late", "refuse, ms", "apart, ms", "floor, ms",
+        "Router, ms", "goodput/s", "TTFT, s", "CPU, ms", "load avg",
+        caption="pairs are p50 / p99; floor: a server that only refuses; Router: bounds of its histogram; CPU: of both"
+        " Routers, for a call",
     )  # fmt: skip
     reasons = Table("load", "callers", "refused, with p50 / p99 of the time to it in ms")
     for one in found:
@@ -225,8 +252,9 @@ def _table(found: list[dict[str, Any]]) -> Group:
         table.add_row(
             *where, str(one["requests"]), str(one["calls"]), str(one["accepted"]), str(at_once),
             str(sum(one["refused"].values()) - at_once), _pair(one["refuse_ms"], 1), _pair(one["probed_refuse_ms"], 1),
+            _pair(one["floor_ms"], 1),
             _pair(one["router_refuse_ms"], 0),
-            f"{one['goodput']:.1f}", _pair(one["ttft_s"]["all"], 2), f"{one['router_ms_a_call']:.2f}",
+            f"{one['goodput']:.1f}", _pair(one["ttft_s"]["interactive"], 2), f"{one['router_ms_a_call']:.2f}",
             f"{one['loadavg']:.1f}",
         )  # fmt: skip
         told = [f"{count} {said} ({_pair(one['refuse_ms_by'][said], 0)})" for said, count in one["refused"].items()]

@@ -1,7 +1,8 @@
 """A blocking client in a process of its own: how long a refusal takes for who has nothing else to do.
 
 It asks both Routers in turn, some times a second, each time from a thread that waits for the first word only: what is
-accepted is cancelled at once. A job as JSON on stdin; `[milliseconds, what was said]` of each call on stdout.
+accepted is cancelled at once. In turn with them it asks a server that does nothing but refuse (floor.py): what that
+takes is the machine's and gRPC's. A job as JSON on stdin; `[milliseconds, what was said]` of each call on stdout.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
 from headrace.client.connect import OPTIONS
 from headrace.rpc import status
+from overload.floor import FLOOR
 
 Seen = list[tuple[float, str]]
 
@@ -40,6 +42,8 @@ def ask(stub: InferenceServiceStub, job: dict[str, Any], seen: Seen) -> None:
         took_s = time.perf_counter() - began
         failure = status.from_rpc_error(error)
         said = failure.reason.value if failure is not None else error.code().name
+        if error.details() == FLOOR:
+            said = FLOOR
         if failure is not None:
             said += f" {failure.metadata.get('bound') or failure.metadata.get('stage') or ''}".rstrip()
     seen.append((1000 * took_s, said))
@@ -50,7 +54,7 @@ def main() -> None:
     job: dict[str, Any] = json.load(sys.stdin)
     chance = random.Random(job["seed"])
     stubs = []
-    for router in job["routers"]:
+    for router in [*job["routers"], job["floor"]]:
         channel = grpc.insecure_channel(router, options=OPTIONS)
         grpc.channel_ready_future(channel).result(10)
         stubs.append(InferenceServiceStub(channel))

@@ -45,13 +45,9 @@ TENANTS = {"one": 0, "two": 0, "three": 0, "narrow": 8}
 TENANT_KEY = "x-tenant"
 SLO_S = 4.0
 """For the first token."""
-WAIT_S = 3.0
-QUEUE = 6
-"""What an operator sets who promises that: the longest wait, and a queue of no more than a worker does in it."""
 _ENVIRON = {
     "HEADRACE_ROUTER_TENANT_METADATA": TENANT_KEY,
-    "HEADRACE_ROUTER_QUEUE_TIMEOUT_S": str(WAIT_S),
-    "HEADRACE_SCHEDULER_QUEUE_REQUESTS_MAX": str(QUEUE),
+    "HEADRACE_ROUTER_TTFT_TARGET_S": str(SLO_S),
 }
 
 

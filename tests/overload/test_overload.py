@@ -9,6 +9,7 @@ import pytest
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from overload import levels, truth
+from overload.floor import FLOOR
 from overload.generator import Call, Generator, Job, Request
 from overload.rig import SLO_S
 from overload.truth import Held
@@ -54,10 +55,11 @@ def test_a_wait_that_ended_in_vain_is_no_refusal_at_once() -> None:
         refused("OVERLOADED shed", 900.0),
         refused("QUEUE_TIMEOUT queue", 3000.0),
         request(),
-        probed=((1.0, "OVERLOADED wait"), (80.0, "accepted"), (3000.0, "QUEUE_TIMEOUT queue")),
+        probed=((7.0, FLOOR), (1.0, "OVERLOADED wait"), (80.0, "accepted"), (3000.0, "QUEUE_TIMEOUT queue")),
     )
     assert (found["refuse_ms"]["count"], found["refuse_ms"]["max"]) == (2, 4.0)
     assert (found["probed_refuse_ms"]["count"], found["probed_refuse_ms"]["max"]) == (1, 1.0)
+    assert (found["floor_ms"]["count"], found["floor_ms"]["max"]) == (1, 7.0)
     assert (found["accepted"], sum(found["refused"].values())) == (1, 4)
 
 

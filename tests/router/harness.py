@@ -12,7 +12,6 @@ import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
-from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control.errors import Failure
 from headrace.control.idempotency import Origin
@@ -28,16 +27,14 @@ from headrace.control.resources import (
     Sampling,
 )
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.router.admin import SERIALIZERS as ADMIN_SERIALIZERS
-from headrace.router.admin import RouterService
-from headrace.router.explaining import Explainer
-from headrace.router.main import client_server
+from headrace.router.main import admin_server, client_server
 from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.service import InferenceService
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
 from headrace.rpc.server import Server
+from headrace.runtime.tasks import cancel_and_wait
 
 DEADLINE_S = 10.0
 T = TypeVar("T")
@@ -214,6 +211,7 @@ async def running(
     name: str = "test",
     incarnation: str = "1",
     credentials: grpc.ChannelCredentials | None = None,
+    guided: frozenset[str] = frozenset({"choice", "json_schema"}),
     **settings: Any,
 ) -> AsyncIterator[Harness]:
     """A Router; with a `store`, one that takes idempotency keys and answers other Routers.
@@ -233,7 +231,14 @@ async def running(
             aliases=(Alias("aliases/chat", (AliasTarget(REVISION.name, 1),)),),
             replicas=tuple(
                 Replica(
-                    f"replicas/r{n}", REVISION.name, "schedulers/test", peer.endpoint, ReplicaState.READY, 40 + n, 4
+                    f"replicas/r{n}",
+                    REVISION.name,
+                    "schedulers/test",
+                    peer.endpoint,
+                    ReplicaState.READY,
+                    40 + n,
+                    4,
+                    guided=guided,
                 )
                 for n in range(replicas)
             ),
@@ -243,19 +248,15 @@ async def running(
     here = Origin(f"routers/{name}", incarnation)
     service_settings = RouterSettings(listen="127.0.0.1:0", **{"request_bytes_max": 100_000, **settings})
     service = InferenceService(service_settings, routes, metrics, here)
-    admin = Server("127.0.0.1:0")
-    explainer = Explainer(RouterSettings(**settings), routes)
-    admin.add(
-        router_pb.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(service.sharing, explainer),
-        serializers=ADMIN_SERIALIZERS,
-    )
+    admin = admin_server(service_settings, service, routes, metrics)
     if store is not None:
         await admin.start()
         service.sharing.keys.use(store, admin.endpoint)
     server = client_server(service_settings, service, metrics)
     await server.start()
-    tending = asyncio.create_task(_tend(service))
+    tending = [asyncio.create_task(_tend(service))]
+    if store is not None:
+        tending.append(asyncio.create_task(service.elsewhere.fleet.run(store)))
     try:
         async with asyncio.timeout(DEADLINE_S):
             await scheduler.attached.wait()
@@ -267,7 +268,7 @@ async def running(
             stub = InferenceServiceStub(channel)
             yield Harness(scheduler, stub, channel, server.endpoint, service, routes, metrics, admin)
     finally:
-        tending.cancel()
+        await cancel_and_wait(*tending)
         await routes.close()
         await server.stop(0)
         await service.sharing.close()

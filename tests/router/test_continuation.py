@@ -43,7 +43,7 @@ async def begin(h: Harness, *parts: tuple[list[int], str], **fields: Any) -> tup
 
 
 async def test_the_next_worker_begins_with_what_is_known_and_the_story_goes_on() -> None:
-    async with running(replicas=2, execution_timeout_s=60, queue_timeout_s=30) as h:
+    async with running(replicas=2, execution_timeout_s=60, ttft_target_s=25) as h:
         answer, first = await begin(h, ([7], "Grü"), ([8, 9], "ße"))
         second = await h.admitted()
         assert list(second.continuation.token_ids) == [7, 8, 9], "also those that were not told yet"
@@ -54,7 +54,7 @@ async def test_the_next_worker_begins_with_what_is_known_and_the_story_goes_on()
         assert (second.revision, second.generate) == (first.revision, first.generate)
         assert second.replica != first.replica
         assert 50 < second.execution_timeout.ToTimedelta().total_seconds() < 60
-        assert second.queue_timeout.ToTimedelta().total_seconds() == 30, "its own wait"
+        assert second.queue_timeout.ToTimedelta().total_seconds() == 20, "its own wait"
         await h.scheduler.send(deltas=columns(second.attempt, ([10, 11], " Gott")))
         usage = pb.Usage(prompt_tokens=3, generated_tokens=3, cached_prompt_tokens=2)
         stop = pb.StopMatch(eos_token_id=2)

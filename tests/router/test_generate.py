@@ -264,6 +264,25 @@ async def test_a_drain_refuses_new_work_finishes_what_runs_and_ends_the_rest_as_
     assert failure(error).reason is Reason.DRAINING
 
 
+_CHOICE = {"choice": {"strings": ["yes", "no"]}}
+
+
+async def test_a_guide_goes_with_every_attempt_to_one_that_can_follow_it() -> None:
+    async with running(replicas=3) as h:
+        before = h.routes.snapshot
+        assert before is not None
+        able, *others = before.replicas
+        plain = tuple(replace(one, guided=frozenset()) for one in others)
+        h.routes.apply(replace(before, version=6, replicas=(able, *plain)))
+        for _ in range(4):
+            call = h.generate(guided_decoding=_CHOICE)
+            dispatch = await h.admitted()
+            assert dispatch.replica == able.name
+            assert list(dispatch.generate.guided_decoding.choice.strings) == ["yes", "no"]
+            await h.scheduler.end(dispatch.attempt)
+            await collect(call)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "field"),
     [
@@ -280,6 +299,13 @@ async def test_a_drain_refuses_new_work_finishes_what_runs_and_ends_the_rest_as_
         ({"idempotency_key": "a\nb"}, Reason.INVALID_REQUEST, "idempotency_key"),
         ({"reasoning_effort": 99}, Reason.INVALID_REQUEST, "reasoning_effort"),
         ({"reasoning_effort": pb.REASONING_EFFORT_HIGH}, Reason.EFFORT_UNSUPPORTED, "reasoning_effort"),
+        ({"guided_decoding": {}}, Reason.INVALID_REQUEST, "guided_decoding"),
+        ({"guided_decoding": {"json_schema": "{"}}, Reason.INVALID_REQUEST, "guided_decoding.json_schema"),
+        ({"guided_decoding": {"json_object": False}}, Reason.INVALID_REQUEST, "guided_decoding.json_object"),
+        ({"guided_decoding": {"choice": {}}}, Reason.INVALID_REQUEST, "guided_decoding.choice.strings"),
+        ({"guided_decoding": _CHOICE, "recovery": pb.RECOVERY_CONTINUE}, Reason.INVALID_REQUEST, "recovery"),
+        ({"guided_decoding": _CHOICE, "stop": {"ignore_eos": True}}, Reason.INVALID_REQUEST, "stop.ignore_eos"),
+        ({"guided_decoding": {"regex": "a"}}, Reason.GUIDED_DECODING_UNSUPPORTED, "guided_decoding.regex"),
     ],
 )
 async def test_bad_input_names_its_field_and_never_reaches_a_scheduler(

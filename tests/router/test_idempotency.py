@@ -15,6 +15,7 @@ from headrace.control import idempotency
 from headrace.control.errors import Reason
 from headrace.control.resources import Alias, AliasTarget, Effort
 from headrace.control.snapshot import RoutingSnapshot
+from headrace.router.idempotency import content_of
 from headrace.rpc import status
 from router.harness import DEADLINE_S, REVISION, Harness, collect, failure, kinds, running, soon, until
 from support.memory_store import MemoryStore
@@ -294,7 +295,9 @@ async def test_a_key_lives_as_long_as_its_request_may_and_no_longer_after_its_en
         call = h.stub.Generate(request, timeout=100)
         dispatch = await h.admitted()
         record = idempotency.decode(store.keys[0].value)
-        assert 99_000 <= record.expires_ms - record.created_ms <= 102_100  # gRPC rounds a deadline up, by at most a second
+        assert (
+            99_000 <= record.expires_ms - record.created_ms <= 102_100
+        )  # gRPC rounds a deadline up, by at most a second
         assert store.leases[store.keys[0].lease] >= 2 * 64
         await h.scheduler.end(dispatch.attempt)
         await collect(call)
@@ -322,3 +325,16 @@ def test_the_reasons_are_what_clients_see() -> None:
     assert status.code_of(Reason.IDEMPOTENCY_KEY_REUSED) is grpc.StatusCode.INVALID_ARGUMENT
     assert status.code_of(Reason.IDEMPOTENCY_ORIGIN_LOST) is grpc.StatusCode.ABORTED
     assert status.code_of(Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE) is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("guided", "guide"),
+    [
+        ({"json_object": True}, [("json_object", "")]),
+        ({"json_schema": "{}"}, [("json_schema", "{}")]),
+        ({"choice": {"strings": ["a", "b"]}}, [("choice", "a"), ("choice", "b")]),
+    ],
+)
+def test_what_guides_an_answer_is_part_of_its_content(guided: dict[str, Any], guide: list[tuple[str, str]]) -> None:
+    assert list(content_of(pb.GenerateRequest(model="m", guided_decoding=guided), "tenants/t").guide) == guide
+    assert not content_of(pb.GenerateRequest(model="m"), "tenants/t").guide

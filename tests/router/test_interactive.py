@@ -264,6 +264,16 @@ async def test_the_services_own_limits_are_told_apart_from_the_callers_deadline(
     assert kinds(events) == (["accepted", "delta", "terminal"] if begun else [])
 
 
+@pytest.mark.parametrize(("priority", "longest_s"), [(pb.PRIORITY_STANDARD, 4.0), (pb.PRIORITY_BATCH, 50.0)])
+async def test_who_waits_for_a_first_token_waits_no_longer_than_it_may_take(priority: int, longest_s: float) -> None:
+    async with running(queue_timeout_s=50, ttft_target_s=5) as h:
+        call = await h.interactive(priority=priority)
+        dispatch = await h.dispatched()
+        assert longest_s - 2 < dispatch.queue_timeout.ToTimedelta().total_seconds() <= longest_s
+        await h.scheduler.end(dispatch.attempt)
+        await collect(call)
+
+
 async def test_messages_of_another_version_or_attempt_are_dropped_and_counted() -> None:
     async with running() as h:
         call = await h.interactive()

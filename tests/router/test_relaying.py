@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,43 +16,8 @@ from headrace.api.router.v1.router_service_pb2_grpc import RouterServiceStub
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as sp
 from headrace.control import idempotency
 from headrace.control.errors import Reason
-from router.harness import DEADLINE_S, Harness, collect, failure, kinds, running, soon, until
-from support.etcd import TcpProxy
-from support.memory_store import MemoryStore
-
-KEY = {"idempotency_key": "k1"}
-
-
-@dataclass
-class Two:
-    a: Harness
-    b: Harness
-    store: MemoryStore
-    way: TcpProxy
-    """From B to A."""
-
-    async def begun(self) -> tuple[Any, sp.Dispatch]:
-        """A request that runs at A, accepted, and its call."""
-        call = self.a.generate(**KEY)
-        dispatch = await self.a.admitted()
-        await call.read()
-        return call, dispatch
-
-    def block(self) -> None:
-        """A cannot be reached from B any more."""
-        assert self.way._server
-        self.way._server.close()
-        self.way.reset()
-
-
-@contextlib.asynccontextmanager
-async def two(**settings: Any) -> AsyncIterator[Two]:
-    store = MemoryStore()
-    async with running(store=store, name="a", incarnation="a1", **settings) as a, TcpProxy(a.admin.port) as way:
-        a.service.sharing.keys.use(store, f"127.0.0.1:{way.port}")  # type: ignore[arg-type]
-        store.register("routers/a", "a1")
-        async with running(store=store, name="b", incarnation="b1", **settings) as b:
-            yield Two(a, b, store, way)
+from router.harness import DEADLINE_S, collect, failure, kinds, soon, until
+from router.two import KEY, two
 
 
 def raw(events: list[pb.GenerateEvent]) -> list[bytes]:
@@ -313,7 +275,7 @@ async def test_a_duplicate_elsewhere_may_cancel_the_request() -> None:
 async def test_a_connection_to_another_router_that_is_not_used_is_closed(monkeypatch: Any) -> None:
     async with two() as t:
         first, dispatch = await t.begun()
-        peers = t.b.service.sharing._peers
+        peers = t.b.service.sharing.peers
         reading = t.b.generate(**KEY)
         await reading.read()
         monkeypatch.setattr("headrace.router.peers.IDLE_S", 0.0)

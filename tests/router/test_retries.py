@@ -157,6 +157,27 @@ async def test_an_overloaded_replica_is_left_once_and_for_one_that_is_not() -> N
         assert h.scheduler.dispatches.empty()
 
 
+async def test_what_one_replica_cannot_do_in_time_another_one_may_once() -> None:
+    too_late = Failure(Reason.DEADLINE_UNMEETABLE, "It waits too long here.", retry_after_s=4.0)
+    async with running(replicas=3) as h:
+        answer = asyncio.create_task(collect(h.generate()))
+        first = await h.dispatched()
+        await refuse(h, first, too_late)
+        second = await h.dispatched()
+        assert second.replica != first.replica
+        assert second.cause == pb.AttemptRecord.CAUSE_RETRY, "it is paid for"
+        await answer_all(h, second)
+        assert (await answer)[1] is None
+        answer = asyncio.create_task(collect(h.generate()))
+        for _ in range(2):
+            await refuse(h, await h.dispatched(), too_late)
+        assert failure((await answer)[1]).reason is Reason.DEADLINE_UNMEETABLE
+        answer = asyncio.create_task(collect(h.generate()))
+        await refuse(h, await h.dispatched(), Failure(Reason.DEADLINE_UNMEETABLE, "It takes too long anywhere."))
+        assert failure((await answer)[1]).reason is Reason.DEADLINE_UNMEETABLE
+        assert h.scheduler.dispatches.empty()
+
+
 async def test_where_every_replica_is_overloaded_nothing_is_tried_again() -> None:
     async with running(replicas=2) as h:
         for replica in ("replicas/r0", "replicas/r1"):

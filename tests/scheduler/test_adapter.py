@@ -4,7 +4,7 @@ import pytest
 
 from headrace.control.resources import Artifact, ArtifactFile, Engine, Execution, FileKind, Revision
 from headrace.scheduler.artifacts import ArtifactFault
-from headrace.scheduler.engine_run import engine_config
+from headrace.scheduler.engine_config import engine_config
 
 WEIGHTS = ArtifactFile("m.gguf", 1, "0" * 64, FileKind.WEIGHTS)
 RUN = Revision("m", "", "", Execution(Engine.LLAMACPP, context_tokens=64, slots=4, kv_cells=256))

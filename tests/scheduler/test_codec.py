@@ -48,6 +48,8 @@ def end(reason: str, *, is_local: bool = True, made: Attempt | None = None, **fi
         ("messages[1].role", "conversation.messages[1].role"),
         ("stop_token_ids", "stop.token_ids"),
         ("sampling.top_p", "sampling.top_p"),
+        ("guided", "guided_decoding"),
+        ("guided.json_schema", "guided_decoding.json_schema"),
         ("", ""),
     ],
 )
@@ -176,6 +178,18 @@ def test_a_continuation_goes_to_the_engine_behind_the_prompts_own_ids_and_the_te
     assert list(tokens) == []
 
 
+@pytest.mark.parametrize(
+    ("priority", "said"),
+    [(0, None), (1, 1), (2, 2), (3, None), (4, 4), (9, None)],
+)
+def test_the_engine_is_told_a_priority_that_is_not_the_middle_one(priority: int, said: int | None) -> None:
+    message = pb.Dispatch(attempt=5, priority=priority, credit_limit=9)  # type: ignore[arg-type]
+    message.generate.prompt = "x"
+    request, _ = codec.engine_request(message)
+    assert request.get("priority") == said
+    assert ("priority" in request) is (said is not None)
+
+
 def test_a_continuation_without_tokens_begins() -> None:
     message = pb.Dispatch(attempt=5, continuation=pb.Continuation())
     message.generate.prompt = "text"
@@ -203,3 +217,24 @@ def test_a_tenants_weight_travels_and_none_is_one() -> None:
     for said, weight in ((7, 7), (0, 1)):
         message = pb.Dispatch(tenant_weight=said)
         assert with_load(codec.dispatched(message, session=1, context_tokens=10), message).weight == weight
+
+
+@pytest.mark.parametrize(
+    ("guided", "written"),
+    [
+        ({"json_schema": "{}"}, {"json_schema": "{}"}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"grammar": "root ::= x"}, {"grammar": "root ::= x"}),
+        ({"choice": {"strings": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({}, {}),
+    ],
+)
+def test_a_guide_is_written_as_the_engine_reads_it(guided: dict[str, Any], written: dict[str, Any]) -> None:
+    message = pb.Dispatch(attempt=1)
+    message.generate.prompt = "x"
+    request, _ = codec.engine_request(message)
+    assert "guided" not in request
+    message.generate.guided_decoding.CopyFrom(inference_pb2.GuidedDecoding(**guided))
+    request, _ = codec.engine_request(message)
+    assert request["guided"] == written

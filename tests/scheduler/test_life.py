@@ -18,7 +18,7 @@ from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.resources import Artifact, ArtifactFile, Engine, Execution, FileKind, ReplicaState, Revision
 from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.scheduler import fleet
-from headrace.scheduler.engine_run import engine_config
+from headrace.scheduler.engine_config import engine_config
 from headrace.scheduler.relay import Relay
 from headrace.triton import shared_memory
 from headrace.triton.process import TritonPlan, start_triton
@@ -93,6 +93,7 @@ async def test_a_stop_drains_and_leaves_nothing(tmp_path):
     async with cluster(tmp_path, drain_grace_s=1.0) as running:
         await running.publish(SLOW)
         replica = await running.replica(SLOW, ReplicaState.READY)
+        assert replica.guided == {"choice"}, "what the engine says that it can do"
         (worker,) = (await running.state()).workers
         group = children(worker.pid)
         assert len(group) >= 2

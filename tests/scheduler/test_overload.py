@@ -11,7 +11,7 @@ from headrace.control.resources import Engine, Execution, Revision
 from headrace.engine.config import parse_config
 from headrace.engine.contract import StepBatch
 from headrace.scheduler import relay as relay_module
-from headrace.scheduler.engine_run import engine_config
+from headrace.scheduler.engine_config import engine_config
 from headrace.scheduler.settings import SchedulerSettings
 from support.relaying import REVISION, Bench
 from support.scripted_engine import admitted

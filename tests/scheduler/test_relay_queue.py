@@ -112,3 +112,24 @@ async def test_what_waits_for_a_router_is_told_beside_its_bound_and_too_much_is_
     bench.relay.close_session(bench.session)
     assert bench.metric("send_buffer_overflows_total") == 1
     assert bench.metric("send_buffer_tokens") == 0
+
+
+async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse_somebody(bench):
+    for token in range(1, 20):  # four run, fifteen wait: there is one place
+        bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
+        if token <= 4:
+            bench.tell(admitted(token))
+    told = bench.told()
+    (load,) = told.load.replicas
+    assert (load.room, load.admits_from) == (1, 0)
+    assert [(one.tenant, one.priority, one.HasField("wait")) for one in load.closed] == [
+        ("greedy", inference_pb2.PRIORITY_STANDARD, False)
+    ]
+    bench.dispatch(20, tenant="modest")
+    (load,) = bench.told().load.replicas
+    assert (load.room, load.admits_from) == (0, inference_pb2.PRIORITY_CRITICAL)
+    bench.take(credits=[pb.Credit(attempt=20, limit=64)])
+    assert not bench.told().HasField("load"), "nothing has changed"
+    bench.tell(finished(1, "stop"))
+    (load,) = bench.told().load.replicas
+    assert (load.room, load.admits_from) == (1, 0)

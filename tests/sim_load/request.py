@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from headrace.control.attempt_book import Dispatched
 from headrace.control.attempt_log import AttemptCause
 from headrace.control.credit import CreditWindow
-from headrace.control.deadlines import Budget
+from headrace.control.deadlines import Budget, longest_wait_s
 from headrace.control.errors import Failure, Reason
 from headrace.control.known_waits import Asked
 from headrace.control.lifecycle import Finish
@@ -46,6 +47,7 @@ class Request:
         self.is_over = False
         self._tenant = tenant
         self._charge: Charge | None = None
+        self._queue_s = longest_wait_s(call.priority, queue_timeout_s=router.queue_s, ttft_target_s=router.ttft_s)
         self._admission = Demand(
             REVISION.name,
             call.priority,
@@ -70,7 +72,7 @@ class Request:
             router.quotas.cancel(charge, now)
             raise
         self._charge = charge
-        budget = Budget(now, now + self.call.deadline_s, queue_s=router.queue_s)
+        budget = Budget(now, now + self.call.deadline_s, queue_s=self._queue_s)
         terms = Terms(router.attempts_max, SLOW_S)
         window = CreditWindow(self.call.max_tokens + 8)
         self.machine = RequestMachine(budget, window, terms, router.resources, router.retries)
@@ -82,13 +84,17 @@ class Request:
             raise failure from None
         router.running.add(self)
         clock = router.clock
-        clock.at(now + router.queue_s + _TIMER_SLACK_S, self.tick)
+        if self._queue_s is not None:
+            clock.at(now + self._queue_s + _TIMER_SLACK_S, self.tick)
         clock.at(now + self.call.deadline_s + _TIMER_SLACK_S, self.tick)
 
     @property
     def _asked(self) -> Asked:
-        call, admission = self.call, self._admission
-        return Asked(REVISION.name, call.tenant, call.priority, admission.tokens, self.received_at + call.deadline_s)
+        call = self.call
+        return Asked(
+            REVISION.name, call.tenant, call.priority, self._admission.tokens, self.received_at + call.deadline_s,
+            math.inf if self._queue_s is None else self._queue_s,
+        )  # fmt: skip
 
     def _check_known_waits(self) -> None:
         """As headrace.router.foreknown."""
@@ -112,13 +118,15 @@ class Request:
             return
         replica_of = {one.token: one.replica for one in machine.attempted}
         for token, failure in self.too_long:
+            is_deadline = failure.reason is Reason.DEADLINE_UNMEETABLE
             self.router.known_waits.learn(
                 self._asked,
                 replica_of[token],
                 expected_s=float(failure.metadata["expectedMs"]) / 1000,
-                limit_s=float(failure.metadata["limitMs"]) / 1000,
+                limit_s=float(failure.metadata["remainingMs" if is_deadline else "limitMs"]) / 1000,
                 retry_after_s=failure.retry_after_s or 0.0,
                 now=self.router.clock.now,
+                is_deadline=is_deadline,
             )
 
     def _send(self, replica: Replica, cause: AttemptCause, *, is_charged: bool) -> None:

@@ -62,7 +62,8 @@ class Router:
         rng: its source of chance.
         tokens: numbers of attempts, of the whole world.
         attempts_max: attempts of one request.
-        queue_s: longest wait for a slot.
+        queue_s: `queue_timeout_s`.
+        ttft_s: `ttft_target_s`.
         choose: a policy to compare with; None: the production's.
     """
 
@@ -76,6 +77,7 @@ class Router:
         *,
         attempts_max: int,
         queue_s: float,
+        ttft_s: float,
         choose: Choose | None,
     ) -> None:
         self.clock = clock
@@ -85,9 +87,12 @@ class Router:
         self.rng = rng
         self.attempts_max = attempts_max
         self.queue_s = queue_s
+        self.ttft_s = ttft_s
         self.routing = Routing()
         self.quotas = Quotas()
-        self.admission = RouterAdmission(requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random)
+        self.admission = RouterAdmission(
+            requests_max=REQUESTS_MAX, bytes_max=BYTES_MAX, random=rng.random, doors=self.routing.doors
+        )
         self.known_waits = KnownWaits()
         self.budget = RetryBudget()
         self.retries = Retries(self.budget, rng.random)
@@ -172,15 +177,11 @@ class Router:
                 load.concurrency_limit,
                 lowest,
                 float(load.prefill_tokens_per_s),
+                load.room,
+                load.closed,
             )
             self.routing.report(name, told, now, age_s)
-            self.admission.report(
-                name,
-                admits_from=lowest,
-                queue_wait_s=load.queue_wait_s,
-                now=now,
-                waiting_max=load.waiting_max,
-            )
+            self.admission.report(name, queue_wait_s=load.queue_wait_s, waiting_max=load.waiting_max)
             self._waits[name] = load.queue_wait_s, now
 
     # Requests
@@ -276,7 +277,7 @@ class Router:
     def on_ended(self, token: int, version: int, end: AttemptEnd, failure: Failure | None) -> None:
         owner = self.owners.pop(token, None)
         if owner is not None:
-            if failure is not None and failure.metadata.get("stage") == "wait":
+            if failure is not None and failure.metadata.get("stage") in ("wait", "firstToken", "end"):
                 owner.too_long.append((token, failure))
             self.routing.ended(token, end.reason, self.clock.now)
             owner.on_ended(token, version, end)

@@ -8,7 +8,7 @@ from headrace.control.tenants import Tenant
 from sim_load.clients import NAIVE_RESENDS
 from sim_load.policies import POLICIES
 from sim_load.traffic import GREEDY, ONE_PRIORITY, PREFIXED, SHORT, TENANTS, USUAL
-from sim_load.world import REPORT_S, Scenario
+from sim_load.world import REPORT_S, TTFT_DEFAULT_S, Scenario
 
 FIVE_TIMES_SLOWER = {0: 5.0}
 MODEST = tuple(tenant for tenant in TENANTS if tenant != GREEDY)
@@ -37,12 +37,16 @@ ALL_ASK_TOO_MUCH = Scenario("1.5 by each, 15 by one", 1.5, priorities=ONE_PRIORI
 """All at one priority: tenants share within each, and what is asked at a higher one comes first, whoever asks."""
 
 GROUPS: dict[str, list[Scenario]] = {
-    "load": [steady(load) for load in LOADS] + [replace(steady(3.0), name="3x, waits of 60 s allowed", queue_s=60.0)],
+    "load": [
+        *(steady(load) for load in LOADS),
+        replace(steady(3.0), name="3x, first tokens in 10 s", ttft_s=TTFT_DEFAULT_S),
+        replace(steady(3.0), name="3x, nothing promised", ttft_s=0.0),
+    ],
     "bursts": [Scenario("bursts of 2.6x", 0.8, share_of=_bursts)],
     "a greedy tenant": [
         Scenario("10 shares asked by one", 0.9, share_of=_greedy, equal=MODEST),
         ALL_ASK_TOO_MUCH,
-        replace(ALL_ASK_TOO_MUCH, name="the same, waits of 60 s allowed", queue_s=60.0),
+        replace(ALL_ASK_TOO_MUCH, name="the same, nothing promised", ttft_s=0.0),
         Scenario(
             "it is limited to 100,000 tokens/min",
             0.9,

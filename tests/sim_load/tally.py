@@ -13,13 +13,18 @@ from sim_load.traffic import TENANTS, Call
 TTFT_SLO_S = 5.0
 AT_ONCE_S = 0.25
 """A request that is refused by then is refused at once; later it has waited in vain."""
+LONG_S = 0.5
+"""A wait in vain that is long."""
 
 
 class Tally:
     """See the module. Rates are those of what ended in the window."""
 
-    def __init__(self, window: tuple[float, float], trouble: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, window: tuple[float, float], trouble: tuple[float, float] | None = None, slo_s: float = TTFT_SLO_S
+    ) -> None:
         self.window = window
+        self.slo_s = slo_s
         self.trouble = trouble
         """While something is broken."""
         self.requests = self.attempts = 0
@@ -30,6 +35,8 @@ class Tally:
         """Calls refused at once, by where and why."""
         self.vain: Counter[str] = Counter()
         """Calls that waited and were then refused, by why."""
+        self.long_vain = 0
+        """Of them, those that came in the window and waited long."""
         self.accepted = 0
         """Calls whose answer began."""
         self.failed = 0
@@ -44,6 +51,7 @@ class Tally:
         """Calls, by tenant, in the window."""
         self.good_calls: Counter[str] = Counter()
         self.ttfts: list[float] = []
+        """Of STANDARD and above: nobody waits for the first token of what is below."""
         self.longest_wait_s = 0.0
         self.open: set[int] = set()
         """Calls that have not heard their end; for the laws."""
@@ -66,7 +74,7 @@ class Tally:
     def began(self, call: Call, ttft_s: float, now: float) -> None:
         """An answer begins."""
         self.accepted += 1
-        if now >= self.window[0]:
+        if now >= self.window[0] and call.priority >= Priority.STANDARD:
             self.ttfts.append(ttft_s)
         self.longest_wait_s = max(self.longest_wait_s, ttft_s)
         self._served(call, now)
@@ -83,13 +91,15 @@ class Tally:
         reason = record.reason.name if record.reason is not None else ""
         if record.first_output_at is None:
             (self.refusals if now - received_at <= AT_ONCE_S else self.vain)[reason] += 1
+            self.long_vain += now - received_at > LONG_S and self._counts(call.at)
             return
         assert record.finish is not None
         self.ends[reason or record.finish.value] += 1
         if not record.finish.is_ok or now > received_at + call.deadline_s:
             self.failed += 1
             return
-        if record.first_output_at - received_at <= TTFT_SLO_S and self._counts(now):
+        is_soon = record.first_output_at - received_at <= self.slo_s or call.priority < Priority.STANDARD
+        if is_soon and self._counts(now):
             self.good += 1
             self.good_calls[call.tenant] += 1
             self.good_tokens += call.output

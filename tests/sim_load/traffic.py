@@ -80,7 +80,7 @@ class Call:
 
 
 @functools.cache
-def prefix_blocks(tenant: str, prefix: int) -> tuple[bytes, ...]:
+def prefix_blocks(tenant: str, prefix: int) -> tuple[int, ...]:
     """Hashes of a shared beginning."""
     text = f"{prefix:08d}".encode() * (PREFIX_TOKENS * BYTES_PER_TOKEN // 8)
     return text_blocks((text,), salt(tenant, REVISION.name))

@@ -18,7 +18,7 @@ from sim_load.engine import CONTEXT, KV_CELLS, REVISION, SLOTS, Engine, Sequence
 from sim_load.policies import POLICIES
 from sim_load.router import Router
 from sim_load.scheduler import Report, Scheduler
-from sim_load.tally import Tally
+from sim_load.tally import TTFT_SLO_S, Tally
 from sim_load.traffic import PRIORITIES, TENANTS, USUAL, Call, Kind, Traffic
 
 ROUTERS = 4
@@ -26,8 +26,12 @@ ZONES = ("a", "b", "c", "d")
 SCHEDULERS_PER_ZONE = 2
 NOTICED_S = 1.0
 """When a Router knows that a link is dead."""
-QUEUE_S = 3.0
-"""The Routers' setting `queue_timeout_s`: a wait above it would miss the SLO."""
+QUEUE_S = 60.0
+"""The Routers' setting `queue_timeout_s`: its default."""
+TTFT_S = TTFT_SLO_S
+"""Their setting `ttft_target_s`."""
+TTFT_DEFAULT_S = 10.0
+"""Its default."""
 REPORT_S = 0.2
 DRAIN_S = 200.0
 
@@ -55,6 +59,7 @@ class Scenario:
     """How often a caller sends again at once what was refused or failed."""
     attempts_max: int = 3
     queue_s: float = QUEUE_S
+    ttft_s: float = TTFT_S
     report_s: float = REPORT_S
     """Time between a Scheduler's reports."""
     late_s: float = 0.0
@@ -73,6 +78,11 @@ class Scenario:
     """Replicas; there are 8 Schedulers in 4 zones."""
 
     @property
+    def slo_s(self) -> float:
+        """When a first token is soon enough: as is promised."""
+        return self.ttft_s or TTFT_SLO_S
+
+    @property
     def replicas(self) -> int:
         """Of the fleet."""
         return len(ZONES) * SCHEDULERS_PER_ZONE * self.per_scheduler
@@ -84,7 +94,7 @@ class World:
     def __init__(self, scenario: Scenario, calls: list[Call], seed: int) -> None:
         self.scenario = scenario
         self.clock = Clock()
-        self.tally = Tally((scenario.warm_s, scenario.seconds), scenario.outage or scenario.zone_lost)
+        self.tally = Tally((scenario.warm_s, scenario.seconds), scenario.outage or scenario.zone_lost, scenario.slo_s)
         self.schedulers: list[Scheduler] = []
         """All that ever were."""
         self.fleet: dict[str, dict[str, int]] = {}
@@ -98,6 +108,7 @@ class World:
                 self.clock, n, ROUTERS, random.Random(f"{seed}/{n}"), tokens,
                 attempts_max=scenario.attempts_max,
                 queue_s=scenario.queue_s,
+                ttft_s=scenario.ttft_s,
                 choose=POLICIES[scenario.policy]() if scenario.policy in POLICIES else None,
             )
             for n in range(ROUTERS)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
 import time
 import uuid
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.inference.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -24,9 +18,9 @@ from headrace.control.errors import Failure, Reason
 from headrace.control.idempotency import PATIENCE_S
 from headrace.rpc import status
 from stack.engine_stats import engine_stats
-from stack.waiting import until, until_async
-from support.etcd import free_port
-from support.stack import COMMAND, SYNTHETIC, RunningStack
+from stack.routers import routers
+from stack.waiting import until
+from support.stack import SYNTHETIC, RunningStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -34,46 +28,6 @@ DEADLINE_S = 90.0
 MARGIN_S = 10.0
 SHORT = ("--idempotency-ttl-s", "2", "--resume-window-s", "1")
 Transcript = tuple[list[bytes], Failure | None]
-
-
-@dataclass
-class Router:
-    """A Router process of the test's own."""
-
-    address: str
-    process: subprocess.Popen[bytes]
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
-
-
-@contextlib.asynccontextmanager
-async def routers(stack: RunningStack, tmp_path: Path, *options: str) -> AsyncIterator[list[Router]]:
-    """Two of them, serving."""
-    started: list[Router] = []
-    try:
-        for name in ("idem-a", "idem-b"):
-            address = f"127.0.0.1:{free_port()}"
-            command = [*COMMAND, "router", "--name", name, "--listen", address, "--etcd", stack.etcd, *options]
-            with (tmp_path / f"{name}.log").open("wb") as log:
-                started.append(Router(address, subprocess.Popen(command, stdout=log, stderr=log)))
-        for router in started:
-            await until_async(lambda router=router: _serves(router))  # type: ignore[misc]
-        yield started
-    finally:
-        for router in started:
-            router.kill()
-
-
-async def _serves(router: Router) -> bool:
-    assert router.process.poll() is None, "the Router has ended"
-    async with grpc.aio.insecure_channel(router.address) as channel:
-        with contextlib.suppress(grpc.RpcError):
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2.0)
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-    return False
 
 
 def keyed(tokens: int, **fields: Any) -> pb.GenerateRequest:

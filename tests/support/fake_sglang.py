@@ -6,11 +6,13 @@ against it says that the adapter speaks SGLang's language, and nothing of SGLang
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
+from support.fake_kv_events import MSGSPEC, Publisher
 from support.fake_vllm import install_modules
 from support.recorded import Recorded, as_recorded, bound, record
 
@@ -51,6 +53,13 @@ class Engine:
         self.tokenizer_manager = TokenizerManager(self.core)
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.publisher: Publisher | None = None
+        if self.args.kv_events_config:
+            events = bound("sglang", "KVEventsConfig", **json.loads(self.args.kv_events_config))
+            assert events["publisher"] == "zmq"
+            self.publisher = Publisher("sglang", events["endpoint"])
+            pages = 32 // self.args.page_size
+            self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks * pages, self.args.page_size)  # type: ignore[union-attr]
         engines.append(self)
 
     @as_recorded("sglang", "Engine.async_generate")
@@ -64,11 +73,25 @@ class Engine:
         ends = frozenset() if params["ignore_eos"] else frozenset({*params["stop_token_ids"], fake_model.END})
         cached = self.core.cached(given["input_ids"], given.get("cache_salt") or "")
         seed = None if params["temperature"] == 0 else params["sampling_seed"]
+        guided = {name: params[name] for name in ("json_schema", "regex", "ebnf") if name in params}
+        try:
+            assert not guided or self.args.grammar_backend == "xgrammar"
+            assert not guided or not self.args.skip_tokenizer_init
+            choices = guide(guided, "ebnf")
+        except ValueError as error:
+            reason = {"type": "abort", "message": str(error), "status_code": 400, "err_type": "BadRequestError"}
+            yield {"output_ids": [], "meta_info": {"id": given["rid"], "finish_reason": reason}}
+            return
         ids: list[int] = []
         rows: list[Any] = []
         tops: list[Any] = []
         answer = self.core.generate(
-            given["rid"], given["input_ids"], max_tokens=params["max_new_tokens"], ends=ends, seed=seed
+            given["rid"],
+            given["input_ids"],
+            max_tokens=params["max_new_tokens"],
+            ends=ends,
+            seed=seed,
+            choices=choices,
         )
         async for spoken in answer:
             ids += spoken.tokens
@@ -87,6 +110,8 @@ class Engine:
     @as_recorded("sglang", "Engine.shutdown")
     def shutdown(self) -> None:
         self.is_shut = True
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def _reason(finish: str | None, token: int | None, length: int) -> dict[str, Any] | None:
@@ -102,6 +127,7 @@ def install() -> None:
     install_modules(
         {
             "sglang": {"__version__": f"{record('sglang')['version']}+fake", "Engine": Engine},
+            **MSGSPEC,
             "sglang.srt": {},
             "sglang.srt.entrypoints": {},
             "sglang.srt.entrypoints.engine": {"Engine": Engine},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
 from support.fake_vllm import install_modules
 from support.recorded import Recorded, as_recorded, record, signature
 
@@ -36,6 +36,10 @@ class SamplingParams(Recorded):
     RECORD = ("tensorrt_llm", "SamplingParams")
 
 
+class GuidedDecodingParams(Recorded):
+    RECORD = ("tensorrt_llm", "GuidedDecodingParams")
+
+
 class KvCacheConfig(Recorded):
     RECORD = ("tensorrt_llm", "KvCacheConfig")
 
@@ -46,6 +50,30 @@ class SchedulerConfig(Recorded):
 
 class LoraConfig(Recorded):
     RECORD = ("tensorrt_llm", "LoraConfig")
+
+
+class MovedLoraConfig(Recorded):
+    """Where later releases have it."""
+
+    RECORD = ("tensorrt_llm", "LoraConfig (moved)")
+
+
+class NGramDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "NGramDecodingConfig")
+
+
+class DraftTargetDecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "DraftTargetDecodingConfig")
+
+
+class Eagle3DecodingConfig(Recorded):
+    RECORD = ("tensorrt_llm", "Eagle3DecodingConfig")
+
+
+class EagleDecodingConfig(Recorded):
+    """An older release's."""
+
+    RECORD = ("tensorrt_llm", "EagleDecodingConfig")
 
 
 class LoRARequest(Recorded):
@@ -80,6 +108,9 @@ class RequestOutput:
         self.outputs = [CompletionOutput(index=0)]
         self.outputs[0].__dict__.update(token_ids=[], logprobs=[], finish_reason=None, stop_reason=None)
         self._llm, self._given = llm, given
+        guided = given["sampling_params"].guided_decoding
+        assert guided is None or (llm.args["guided_decoding_backend"] and not llm.args["skip_tokenizer_init"])
+        self._choices = guide(guided.given, "grammar") if guided is not None else ()
         self.cached_tokens = llm.core.cached(given["inputs"], given.get("cache_salt") or "")
 
     def abort(self) -> None:
@@ -100,6 +131,7 @@ class RequestOutput:
             max_tokens=params.max_tokens,
             ends=words | {params.end_id},
             seed=None if greedy else params.seed or 0,
+            choices=self._choices,
         )
         async for spoken in answer:
             one.token_ids += spoken.tokens
@@ -135,7 +167,31 @@ class LLM:
         self._executor = Executor(self.core)
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
+        self.kv_events: list[Any] = []
+        self._event = itertools.count()
+        if kwargs["kv_cache_config"].event_buffer_max_size:
+            self.core.tell_kv = self._tell_kv
         engines.append(self)
+
+    def _tell_kv(self, kind: str, blocks: int) -> None:
+        """As KVCacheEventSerializer writes them; the buffer keeps the latest."""
+        hashes = list(range(blocks))
+        stored = {
+            "type": "stored",
+            "parent_hash": None,
+            "blocks": [{"block_hash": h, "cache_level": 0} for h in hashes],
+        }
+        data = stored if kind == "BlockStored" else {"type": "removed", "block_hashes": hashes}
+        self.kv_events.append({"event_id": next(self._event), "window_size": 512, "data": data})
+        del self.kv_events[: -self.args["kv_cache_config"].event_buffer_max_size]
+
+    @as_recorded("tensorrt_llm", "LLM.get_kv_cache_events_async")
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[Any]:
+        return self._kv_events()
+
+    async def _kv_events(self) -> AsyncIterator[Any]:
+        while self.kv_events:
+            yield self.kv_events.pop(0)
 
     @as_recorded("tensorrt_llm", "LLM.generate_async")
     def generate_async(self, **given: Any) -> RequestOutput:
@@ -165,11 +221,15 @@ def install() -> None:
     api = {
         "LLM": LLM,
         "SamplingParams": SamplingParams,
+        "GuidedDecodingParams": GuidedDecodingParams,
         "KvCacheConfig": KvCacheConfig,
         "SchedulerConfig": SchedulerConfig,
         "CapacitySchedulerPolicy": CapacitySchedulerPolicy,
         "RequestError": RequestError,
         "TorchLlmArgs": TorchLlmArgs,
+        "NGramDecodingConfig": NGramDecodingConfig,
+        "DraftTargetDecodingConfig": DraftTargetDecodingConfig,
+        "EagleDecodingConfig": EagleDecodingConfig,
     }
     install_modules(
         {

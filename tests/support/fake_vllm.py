@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from support import fake_model
-from support.fake_core import FakeCore
+from support.fake_core import FakeCore, guide
+from support.fake_kv_events import MSGSPEC, Publisher
 from support.recorded import Recorded, as_recorded, record
 
 engines: list[AsyncLLM] = []
@@ -47,12 +48,20 @@ class SamplingParams(Recorded):
             raise ValueError("stop strings are only supported when detokenize is True")
 
 
+class StructuredOutputsParams(Recorded):
+    RECORD = ("vllm", "StructuredOutputsParams")
+
+
 class CompletionOutput(Recorded):
     RECORD = ("vllm", "CompletionOutput")
 
 
 class RequestOutput(Recorded):
     RECORD = ("vllm", "RequestOutput.__init__")
+
+
+class KVEventsConfig(Recorded):
+    RECORD = ("vllm", "KVEventsConfig")
 
 
 class LoRARequest(Recorded):
@@ -90,6 +99,13 @@ class AsyncLLM:
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
         self.adapters: list[LoRARequest] = []
+        self.publisher: Publisher | None = None
+        events = args.kv_events_config
+        if events is not None:
+            assert isinstance(events, KVEventsConfig)
+            assert (events.enable_kv_cache_events, events.publisher) == (True, "zmq")
+            self.publisher = Publisher("vllm", events.endpoint)
+            self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks, args.block_size)  # type: ignore[union-attr]
         engines.append(self)
 
     @classmethod
@@ -115,8 +131,10 @@ class AsyncLLM:
         cached = self.core.cached(prompt["prompt_token_ids"], prompt.get("cache_salt", ""))
         stops = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else {fake_model.END})
         seed = None if params.temperature == 0 else params.seed
+        guided = params.structured_outputs.given if params.structured_outputs is not None else {}
+        choices = guide(guided, "grammar")
         answer = self.core.generate(
-            request_id, prompt["prompt_token_ids"], max_tokens=params.max_tokens, ends=stops, seed=seed
+            request_id, prompt["prompt_token_ids"], max_tokens=params.max_tokens, ends=stops, seed=seed, choices=choices
         )
         assert params.output_kind is RequestOutputKind.DELTA
         try:
@@ -175,18 +193,26 @@ class AsyncLLM:
     @as_recorded("vllm", "AsyncLLM.shutdown")
     def shutdown(self, timeout: float | None = None) -> None:
         self.is_shut = True
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def install() -> None:
     """Makes `import vllm` find this. For a process of its own, or with `monkeypatch.delitem` afterwards."""
     contents: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": f"{record('vllm')['version']}+fake", "SamplingParams": SamplingParams},
+        **MSGSPEC,
+        "vllm.config": {"KVEventsConfig": KVEventsConfig},
         "vllm.engine": {},
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
         "vllm.platforms": {"current_platform": Platform()},
-        "vllm.sampling_params": {"RequestOutputKind": RequestOutputKind, "SamplingParams": SamplingParams},
+        "vllm.sampling_params": {
+            "RequestOutputKind": RequestOutputKind,
+            "SamplingParams": SamplingParams,
+            "StructuredOutputsParams": StructuredOutputsParams,
+        },
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},

@@ -25,11 +25,15 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.check_health"),
         ("vllm/v1/engine/async_llm.py", "AsyncLLM.shutdown"),
         ("vllm/sampling_params.py", "SamplingParams"),
+        ("vllm/sampling_params.py", "StructuredOutputsParams"),
         ("vllm/outputs.py", "CompletionOutput"),
         ("vllm/outputs.py", "RequestOutput.__init__"),
         ("vllm/lora/request.py", "LoRARequest"),
         ("vllm/v1/metrics/loggers.py", "StatLoggerBase.record"),
         ("vllm/platforms/interface.py", "Platform.is_cpu"),
+        ("vllm/config/kv_events.py", "KVEventsConfig"),
+        ("vllm/distributed/kv_events.py", "BlockStored"),
+        ("vllm/distributed/kv_events.py", "BlockRemoved"),
     ],
     "sglang": [
         ("sglang/srt/arg_groups/field_order.py", "ServerArgs"),
@@ -38,6 +42,9 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("sglang/srt/entrypoints/engine.py", "Engine.shutdown"),
         ("sglang/srt/managers/tokenizer_manager.py", "TokenizerManager.abort_request"),
         ("sglang/srt/sampling/sampling_params.py", "SamplingParams"),
+        ("sglang/srt/disaggregation/kv_events.py", "KVEventsConfig"),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockStored"),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockRemoved"),
     ],
 }
 
@@ -70,6 +77,7 @@ def _parameters(tree: ast.Module, name: str) -> list[dict[str, Any]]:
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
                 and "ClassVar" not in ast.unparse(node.annotation)
+                and not (node.value and "init=False" in ast.unparse(node.value))
             ):
                 default = ast.unparse(node.value) if node.value else None
                 fields[node.target.id] = _one(node.target.id, "keyword", default)

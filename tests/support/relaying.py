@@ -81,9 +81,9 @@ class Bench:
             self.engine,
         )
 
-    def dispatch(self, token, *, priority=0, cause=0, session=None, **fields):
+    def dispatch(self, token, *, priority=0, cause=0, tenant="", session=None, **fields):
         message = make_dispatch(REPLICA, attempt=token, **fields)
-        message.priority, message.cause = priority, cause
+        message.priority, message.cause, message.tenant = priority, cause, tenant
         self.relay.take(session or self.session, pb.AttachRequest(dispatches=[message]))
 
     def take(self, **parts):

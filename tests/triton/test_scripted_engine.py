@@ -122,3 +122,12 @@ async def test_whose_clock_an_engine_reads(target, is_local):
     client = EngineClient(target, owner="schedulers/test", sink=Sink())
     assert client.is_local is is_local
     await client.close()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_a_priority_is_only_told_to_an_engine_whose_contract_has_it(knows):
+    async with scripted_engine(**({"priority": True} if knows else {})) as engine, connected(engine) as (client, _, _):
+        client.generate({"seq": 1, "prompt": "x", "priority": 4, "credit": 9})
+        await engine.until(lambda: engine.asked("generate"))
+        (request,) = engine.asked("generate")[0]["requests"]
+        assert request == {"seq": 1, "prompt": "x", "credit": 9, **({"priority": 4} if knows else {})}

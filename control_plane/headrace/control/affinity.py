@@ -67,20 +67,28 @@ class Affinity:
 
 
 class _Ring:
-    """Replicas ordered by the hash of their names. Names that were on the ring before are not hashed again."""
+    """Replicas ordered by the hash of their names.
+
+    It is made anew when a snapshot has come, on a request's path and of thousands: what was on the ring before is
+    neither hashed nor sorted again.
+    """
 
     def __init__(self, ready: tuple[Replica, ...], before: _Ring | None) -> None:
-        known: dict[str, int] = before.hash_of if before is not None else {}
         self.ready = ready
-        self.hash_of: dict[str, int] = {r.name: known.get(r.name) or _hash(r.name) for r in ready}
-        ordered = sorted((value, name) for name, value in self.hash_of.items())
-        self._points = [value for value, _ in ordered]
-        self._names = [name for _, name in ordered]
+        self._names = names = {replica.name for replica in ready}
+        ordered = []
+        if before is not None:
+            ordered = [place for place in before._ordered if place[1] in names]
+            names = names - before._names
+        ordered += [(_hash(name), name) for name in names]
+        ordered.sort()  # in no time where most of it is in order
+        self._ordered: list[tuple[int, str]] = ordered
+        self._points = [point for point, _ in ordered]
 
     def owner(self, key: int) -> str:
         """The first replica behind the key."""
         at = bisect_right(self._points, key)
-        return self._names[at if at < len(self._names) else 0]
+        return self._ordered[at if at < len(self._ordered) else 0][1]
 
 
 def _hash(name: str) -> int:

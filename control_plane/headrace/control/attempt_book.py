@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.control.deadlines import Budget
+from headrace.control.doors import Closed
 from headrace.control.errors import Failure, Reason
 from headrace.control.load_class import NO_CLASS, LoadClass, load_class, tokens_of_bytes
 from headrace.control.priority import Priority
@@ -184,6 +185,10 @@ class Load:
     """0: not known."""
     waiting_max: int = 0
     """Attempts that may wait."""
+    room: int = 0
+    """How many more may come before as many wait."""
+    closed: tuple[Closed, ...] = ()
+    """To whom it is closed."""
 
 
 def waiting_max(slots: int) -> int:

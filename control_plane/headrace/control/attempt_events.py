@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from headrace.control.attempt_book import Attempt, AttemptCounts, EndedHere, Load, WorkerBook
+from headrace.control.door_keeper import DoorKeeper
 from headrace.control.errors import Failure
 from headrace.control.priority import Priority
 from headrace.control.service_times import Served, ServiceTimes
@@ -27,6 +28,8 @@ class AttemptBooks:
         self.workers: dict[str, WorkerBook] = {}
         self.queues: dict[str, WorkerQueue] = {}
         """What waits for each worker, by replica."""
+        self.keepers: dict[str, DoorKeeper] = {}
+        """To whom it is closed, by replica."""
         self.times = ServiceTimes()
         self.outputs: set[int] = set()
         """Attempts of which output was forwarded; the hot path adds whole steps."""
@@ -139,6 +142,8 @@ class AttemptBooks:
             admits_from=queue.admits_from,
             prefill_tokens_per_s=queue.prefill_tokens_per_s(now),
             waiting_max=queue.requests_max,
+            room=queue.room,
+            closed=self.keepers[replica].closed(now),
         )
 
     def is_idle(self, replicas: Iterable[str]) -> bool:

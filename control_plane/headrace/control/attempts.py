@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from headrace.control.attempt_book import CAUSE_OF_LIMIT, Attempt, Cause, Dispatched, EndedHere, WorkerBook
 from headrace.control.attempt_events import AttemptBooks
 from headrace.control.deadlines import Budget
+from headrace.control.door_keeper import DoorKeeper
 from headrace.control.errors import Failure, Reason
 from headrace.control.worker_queue import QueueSettings, WorkerQueue, estimate_cells
 
@@ -58,7 +59,8 @@ class AttemptLedger(AttemptBooks):
         """Take a worker into the books: it is READY."""
         assert book.replica not in self.workers
         self.workers[book.replica] = book
-        self.queues[book.replica] = WorkerQueue(book, self.times, self.settings)
+        self.queues[book.replica] = queue = WorkerQueue(book, self.times, self.settings)
+        self.keepers[book.replica] = DoorKeeper(queue)
         self.version += 1
 
     def add_epoch(self, replica: str, epoch: int) -> None:
@@ -86,7 +88,7 @@ class AttemptLedger(AttemptBooks):
         for attempt in tuple(book.attempts.values()):
             ended.append((attempt, attempt.token in self.outputs))
             self._end(attempt, book)
-        del self.workers[replica], self.queues[replica]
+        del self.workers[replica], self.queues[replica], self.keepers[replica]
         self._freed.discard(replica)
         return tuple(ended)
 
@@ -303,6 +305,7 @@ class AttemptLedger(AttemptBooks):
     def _enter(self, attempt: Attempt, wanted: Dispatched, book: WorkerBook, now: float) -> None:
         """Put it into the books and the queue, or raise why not."""
         queue = self.queues[book.replica]
+        self.version += self.keepers[book.replica].asked(attempt)
         expected = queue.foresee(attempt, now)
         queue.check_deadline(attempt, expected, now, is_next=False)
         for token in self._make_room(wanted, attempt, queue, now):

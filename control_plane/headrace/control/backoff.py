@@ -2,6 +2,7 @@
 
     DRAINING, STALE_EPOCH    at once; the refused attempt counts as not made
     OVERLOADED               at once, one time, on a replica that is not known to be overloaded
+    DEADLINE_UNMEETABLE      the same, where it is a wait that makes it too late
     what the Router retries  after the server's push-back, or else full jitter: 0 to min(1 s, 50 ms * 2^n)
     everything else          never
 
@@ -63,8 +64,9 @@ class Retries:
             attempts_max: attempts that one request may have.
             now: monotonic seconds.
         """
-        if end.reason is Reason.OVERLOADED:
-            self.overloaded(replica, end.push_back_s, now)
+        if end.is_for_load:
+            if end.reason is Reason.OVERLOADED:
+                self.overloaded(replica, end.push_back_s, now)
             return now if record.overloads <= 1 and record.may_retry(attempts_max) else None
         if not end.is_retryable or not record.may_retry(attempts_max):
             return None

@@ -145,7 +145,15 @@ class BrokenStream:
 
 _BROKEN_CODES = frozenset({"UNAVAILABLE", "INTERNAL", "UNKNOWN"})
 """What gRPC calls a lost connection or a reset stream; to ask for the rest is harmless if it was something else."""
-_NOT_NOW = frozenset({Reason.OVERLOADED, Reason.DRAINING, Reason.NO_SNAPSHOT, Reason.STORE_UNAVAILABLE})
+_NOT_NOW = frozenset(
+    {
+        Reason.OVERLOADED,
+        Reason.DRAINING,
+        Reason.NO_SNAPSHOT,
+        Reason.STORE_UNAVAILABLE,
+        Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE,
+    }
+)
 """Refusals of a call that say nothing about the request."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headrace.control import manifest
+from headrace.control import engine_settings, manifest
 from headrace.control.errors import Violation
 from headrace.control.resources import Artifact, Engine, Execution, FileKind, ModelFacts
 
@@ -69,12 +69,15 @@ def device(text: str) -> Device | None:
     return Device("cuda", int(match[1])) if match else None
 
 
-def incompatibilities(artifact: Artifact | None, execution: Execution) -> tuple[Violation, ...]:
+def incompatibilities(
+    artifact: Artifact | None, execution: Execution, draft: Artifact | None = None
+) -> tuple[Violation, ...]:
     """Every reason why `artifact` cannot run so; fields are paths in a Revision.
 
     Args:
         artifact: None for an engine that needs no files.
         execution: as asked for.
+        draft: what `execution.speculative.draft_artifact` names; None where that is not known here.
     """
     place = device(execution.device)
     reasons = []
@@ -84,7 +87,9 @@ def incompatibilities(artifact: Artifact | None, execution: Execution) -> tuple[
         reasons += _llamacpp(artifact, execution)
     if execution.engine.schedules_itself:
         reasons += _managed(artifact, execution, place)
+    reasons += engine_settings.violations(execution)
     if artifact is not None:
+        reasons += engine_settings.draft_violations(artifact.facts, execution.speculative, draft)
         reasons += _adapter(artifact)
         reasons += check(artifact.facts, execution, place)
     return tuple(reasons)

@@ -4,7 +4,7 @@ Time travels as what remains, never as an instant: each process counts down on i
 next hop a little less. No hop grants a fresh timeout.
 
     deadline    the caller's, or the service's default: from receipt to the end
-    queue       the service's: longest wait for a slot of an engine, over all attempts
+    queue       the service's: longest wait for a slot of an engine, over all attempts; by priority
     execution   the service's: longest run of one attempt, from the engine's admission
 
 Sans-io.
@@ -15,11 +15,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.control.errors import Reason
+from headrace.control.priority import Priority
 
 HOP_MARGIN_S = 0.05
 """What a hop keeps for itself of the remaining time, so that it hears the end before its own timer fires..."""
 HOP_SHARE = 0.1
 """...but never more than this share of it."""
+
+WAIT_SHARE = 0.8
+"""Of the time to a first token, what may be spent in the queue; the rest is for the prompt."""
+
+
+def longest_wait_s(priority: Priority, *, queue_timeout_s: float, ttft_target_s: float) -> float | None:
+    """How long a request may wait for a slot; None: until its deadline.
+
+    Somebody waits for the first token of what is STANDARD or CRITICAL. What is below may wait for its turn.
+
+    Args:
+        priority: of the request.
+        queue_timeout_s: the longest wait of any; 0: none is set.
+        ttft_target_s: when the first token should be there where somebody waits for it; 0: nothing is promised.
+    """
+    limits_s = [queue_timeout_s] if queue_timeout_s else []
+    if ttft_target_s and priority >= Priority.STANDARD:
+        limits_s.append(WAIT_SHARE * ttft_target_s)
+    return min(limits_s, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Reason(enum.Enum):
     IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
     IDEMPOTENCY_ORIGIN_LOST = "IDEMPOTENCY_ORIGIN_LOST"
     IDEMPOTENCY_ORIGIN_UNREACHABLE = "IDEMPOTENCY_ORIGIN_UNREACHABLE"
+    GUIDED_DECODING_UNSUPPORTED = "GUIDED_DECODING_UNSUPPORTED"
 
 
 class Blame(enum.Enum):
@@ -113,6 +114,9 @@ RULES: Mapping[Reason, Rule] = MappingProxyType(
         ),
         Reason.EFFORT_UNSUPPORTED: Rule(
             "INVALID_ARGUMENT", _C, Retry.NOBODY, "Leave reasoning_effort unset or ask for a supported one."
+        ),
+        Reason.GUIDED_DECODING_UNSUPPORTED: Rule(
+            "INVALID_ARGUMENT", _C, Retry.NOBODY, "Ask for a kind that metadata names, or for another model."
         ),
         Reason.MODEL_NOT_FOUND: Rule(
             "NOT_FOUND",

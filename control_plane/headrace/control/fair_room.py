@@ -42,6 +42,10 @@ class FairRoom:
         self._at = now
         return now - self._before_at <= MEMORY_S
 
+    def others(self, tenant: str, now: float) -> bool:
+        """Whether others than this tenant want places, as far as was told of late."""
+        return now - (self._before_at if tenant == self._last else self._at) <= MEMORY_S
+
 
 def has_share(own: float, more: float, free: float, weight: float = 1.0) -> bool:
     """Whether a tenant that has `own` may have `more` where so much is `free`, others wanting some, too."""

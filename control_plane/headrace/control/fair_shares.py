@@ -79,6 +79,10 @@ class PriorityShares:
             self._owed[one] = self._owed.get(one, 0.0) + self._reserved.get(one, 0.0) * cost
         self._owed[priority] = max(0.0, self._owed.get(priority, 0.0) - cost)
 
+    def owed(self, priority: Priority) -> float:
+        """Tokens that it may get before those of higher priority."""
+        return self._owed.get(priority, 0.0)
+
     def forget(self, priority: Priority) -> None:
         """Nobody of it waits any more."""
         self._owed.pop(priority, None)
@@ -148,6 +152,29 @@ class TenantRing(Generic[E]):
         kept = self._tenants.get(tenant)
         return 0.0 if kept is None else bisect_left(kept.entries, entry_order, key=_order) / len(kept.entries)
 
+    def need(self, tenant: str, entry: E, weight: float) -> float:
+        """Tokens that turns give for each unit of weight before it is this one's turn, if it came now."""
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            return max(0.0, entry.cost - self._missed(tenant, weight)) / weight
+        before = sum(one.cost for one in kept.entries[: bisect_left(kept.entries, entry.order, key=_order)])
+        return max(0.0, before + entry.cost - kept.deficit) / weight
+
+    def most(self, tenant: str, need: float, cost: float) -> float:
+        """Tokens that a tenant may get while turns give `need` for each unit of weight.
+
+        One that does not wait may come meanwhile with requests of `cost`, where `passes` says so.
+        """
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            return need + min(self._missed(tenant, 1.0), cost)
+        spent = need * kept.weight + kept.deficit
+        return spent if spent >= kept.entries[0].cost else 0.0
+
+    def passes(self, need: float) -> bool:
+        """Whether somebody who comes later may go before one that needs so much."""
+        return need > self._quantum
+
     def choose(self, fits: Callable[[E], bool]) -> Choice[E] | None:
         """Who is next of those that fit; changes nothing."""
         best: Choice[E] | None = None
@@ -193,9 +220,14 @@ class TenantRing(Generic[E]):
 
         Without that, whoever waits all the time comes before everybody who seldom does, again and again.
         """
-        away_at = self._away.pop(tenant, None)
-        missed = math.inf if away_at is None else max(0.0, self._given - away_at) * weight
+        missed = self._missed(tenant, weight)
+        self._away.pop(tenant, None)
         return min(missed, entry.cost)
+
+    def _missed(self, tenant: str, weight: float) -> float:
+        """What others of that weight got since it ceased to wait; infinite where that is not known."""
+        away_at = self._away.get(tenant)
+        return math.inf if away_at is None else max(0.0, self._given - away_at) * weight
 
     def _leave(self, tenant: str) -> None:
         was_first = next(iter(self._tenants)) == tenant

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from headrace.control.doors import Asking, Doors
+from headrace.control.load_view import Standing
 from headrace.control.outliers import Health, Outliers
 from headrace.control.prefix_index import BLOCK_BYTES, BLOCK_TOKENS
 from headrace.control.priority import Priority
-from headrace.control.resources import FailureDomain, Replica, ReplicaState, Revision
+from headrace.control.resources import FailureDomain, ReplicaState, Revision
 from headrace.control.snapshot import RoutingSnapshot
 
 STALE_EPOCH_S = 2.0
 """How long a replica is left alone that said its epoch is another one; by then the snapshot has it."""
 
-_POOLS_MAX = 256
 _READY = ReplicaState.READY
 
 
@@ -31,13 +31,17 @@ class Demand:
     is_tokens: bool = False
     output_tokens: int = 0
     """Most of them."""
-    blocks: tuple[bytes, ...] = ()
+    blocks: tuple[int, ...] = ()
     """Hashes of its beginning; headrace.control.prefix_index."""
     affinity: int = 0
     """Its session; headrace.control.affinity. 0: none."""
     zones: frozenset[str] = frozenset()
     """Zones that may serve it; empty: all."""
     priority: int = Priority.STANDARD
+    asking: Asking | None = None
+    """What a replica might refuse it for."""
+    guided: str = ""
+    """Kind of guided decoding; "": none."""
 
     @property
     def block_size(self) -> int:
@@ -49,8 +53,9 @@ NO_DEMAND = Demand()
 """Of a request of which nothing is known."""
 
 
-class Question(NamedTuple):
-    """The facts of one decision."""
+@dataclass(slots=True)
+class Question:
+    """The facts of one decision. Nobody changes them; frozen it would cost twice as much to make."""
 
     snapshot: RoutingSnapshot
     revision: Revision
@@ -72,58 +77,54 @@ class Filters:
     Args:
         outliers: who is ejected.
         zones_excluded: zones that get nothing.
+        doors: who refuses whom.
     """
 
-    def __init__(self, outliers: Outliers, zones_excluded: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, outliers: Outliers, zones_excluded: frozenset[str] = frozenset(), doors: Doors | None = None
+    ) -> None:
         self._outliers = outliers
-        self._zones_excluded = zones_excluded
+        self._doors = (doors if doors is not None else Doors()).by_replica
+        self.zones_excluded = zones_excluded
         self._stale: dict[str, tuple[int, float]] = {}
-        self._pools: dict[tuple[str, frozenset[str]], tuple[tuple[Replica, ...], tuple[Replica, ...]]] = {}
 
-    def excluded_by(self, replica: Replica, question: Question, *, ejected: bool = True) -> str:
+    def excluded_by(
+        self, standing: Standing, question: Question, *, ejected: bool = True, refusing: bool = True
+    ) -> str:
         """Name of the first filter that excludes a replica of the revision; "" if none does. Cheap ones come first.
 
         Args:
-            replica: of the revision.
+            standing: the replica's.
             question: of what decision.
             ejected: whether ejection counts.
+            refusing: whether it counts that the replica would refuse the request.
         """
-        name, demand = replica.name, question.demand
-        if replica.state is not _READY:
+        name, demand = standing.name, question.demand
+        if not standing.is_open and (standing.replica is None or standing.replica.state is not _READY):
             return "not ready"
         if name in question.snapshot.revocation_of:
             return "revoked"
         if name in question.tried:
             return "tried"
-        if not replica.epoch or (self._stale and self._is_stale(replica, question.now)):
+        if not standing.is_open or (self._stale and self._is_stale(standing, question.now)):
             return "epoch"
-        if demand.zones or self._zones_excluded:
-            zone = replica.failure_domain.zone
-            if demand.zones and zone not in demand.zones:
+        if demand.zones or self.zones_excluded:
+            if demand.zones and standing.zone not in demand.zones:
                 return "zone"
-            if zone in self._zones_excluded:
+            if standing.zone in self.zones_excluded:
                 return "zone excluded"
-        if demand.is_tokens and 0 < replica.kv_cells < demand.prompt_size:
+        if demand.guided and (standing.replica is None or demand.guided not in standing.replica.guided):
             return "capability"
-        if not question.reachable(replica.endpoint):
+        if demand.is_tokens and standing.replica is not None and 0 < standing.replica.kv_cells < demand.prompt_size:
+            return "capability"
+        if not question.reachable(standing.endpoint):
             return "unreachable"
-        if ejected and self._outliers.is_any_out and self._outliers.excludes(name, question.now):
+        door = self._doors.get(name) if refusing else None
+        if door is not None and demand.asking is not None and door.refuses(demand.asking, question.now):
+            return "refuses"
+        if ejected and self._outliers.out_by_revision and self._outliers.excludes(name, question.now):
             return "ejected" if self._outliers.health(name, question.now) is Health.EJECTED else "probed"
         return ""
-
-    def pool(self, question: Question) -> tuple[Replica, ...]:
-        """Ready replicas in the zones that will do: drawn from directly, so that one zone of many costs no search."""
-        name, zones = question.revision.name, question.demand.zones
-        ready = question.snapshot.ready_of[name]
-        if not zones and not self._zones_excluded:
-            return ready
-        kept = self._pools.get((name, zones))
-        if kept is None or kept[0] is not ready:
-            if len(self._pools) >= _POOLS_MAX:
-                self._pools.clear()
-            found = tuple(r for r in ready if self._is_in(r.failure_domain.zone, zones))
-            kept = self._pools[name, zones] = (ready, found)
-        return kept[1]
 
     def epoch_refused(self, replica: str, epoch: int, now: float) -> None:
         """A replica says that its epoch is another one."""
@@ -133,9 +134,6 @@ class Filters:
         """It is gone, or has another epoch."""
         self._stale.pop(replica, None)
 
-    def _is_in(self, zone: str, zones: frozenset[str]) -> bool:
-        return (not zones or zone in zones) and zone not in self._zones_excluded
-
-    def _is_stale(self, replica: Replica, now: float) -> bool:
-        epoch, until = self._stale.get(replica.name, (0, 0.0))
-        return epoch == replica.epoch and now < until
+    def _is_stale(self, standing: Standing, now: float) -> bool:
+        epoch, until = self._stale.get(standing.name, (0, 0.0))
+        return epoch == standing.epoch and now < until

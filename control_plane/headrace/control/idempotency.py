@@ -73,6 +73,8 @@ class Content:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    guide: Sequence[tuple[str, str]] = ()
+    """(kind, text) of what guides decoding, for each text of it."""
 
     def fingerprint(self) -> bytes:
         """SHA-256 of everything but the effort, which may be the default of a revision that is not known yet."""
@@ -98,6 +100,7 @@ class Content:
             parts.append(("stop.ignore_eos", b"1"))
         if self.top_logprobs is not None:
             parts.append(("top_logprobs", b"%d" % self.top_logprobs))
+        parts += [(f"guided.{kind}", text.encode()) for kind, text in self.guide]
         return parts
 
 
@@ -342,7 +345,9 @@ class Verdict(enum.Enum):
     """It may live; the time to find out is over."""
 
 
-def judge(origin: Origin, answer: Answer, registered: str | None, *, silent_s: float) -> Verdict:
+def judge(
+    origin: Origin, answer: Answer, registered: str | None, *, silent_s: float, patience_s: float | None = None
+) -> Verdict:
     """Whether the Router that has a request is gone. It is never called lost only because it is silent.
 
     Args:
@@ -351,9 +356,11 @@ def judge(origin: Origin, answer: Answer, registered: str | None, *, silent_s: f
         registered: incarnation in the service record of that Router's name; "": there is no record; None: the store
             does not answer.
         silent_s: since when it has not answered, seconds.
+        patience_s: how long it may; None: PATIENCE_S.
     """
     if answer is Answer.SUCCESSOR or (registered and registered != origin.incarnation):
         return Verdict.LOST
     if registered == "" and silent_s >= SURE_S:
         return Verdict.LOST
-    return Verdict.TRY_AGAIN if silent_s < PATIENCE_S else Verdict.UNREACHABLE
+    limit_s = PATIENCE_S if patience_s is None else patience_s
+    return Verdict.TRY_AGAIN if silent_s < limit_s else Verdict.UNREACHABLE

@@ -1,9 +1,10 @@
 """Refusals that a Router need not ask for again: a replica has just said that such a request would wait too long.
 
 A wait shrinks no faster than time passes. So a replica that foresees 3.4 s for a request that may wait 3 s refuses, for
-0.4 s, everything that would stand behind it: what is of the same tenant, of no higher priority, no smaller, with no
-earlier deadline. Where every replica has said so, the Router refuses at once, and a caller that sends again and again
-costs neither a Scheduler's time nor a way there and back.
+0.4 s, everything that would stand behind it and may wait no longer: what is of the same tenant, of no higher priority,
+no smaller, with no earlier deadline. The same holds where it is the deadline that the wait would miss, for what has no
+later one than what is foreseen. Where every replica has said so, the Router refuses at once, and a caller that
+sends again and again costs neither a Scheduler's time nor a way there and back.
 
 CRITICAL is left out: it always gets its try. Sans-io; instants are monotonic seconds; O(replicas) where all have
 refused, else O(1).
@@ -11,6 +12,7 @@ refused, else O(1).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ class Asked:
     tokens: int
     """Prompt and output, estimated."""
     deadline_at: float
+    queue_s: float
+    """How long it may wait for a slot; infinite: until its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,16 @@ class _Refused:
     deadline_at: float
     until: float
     retry_at: float
+    slot_at: float
+    """When it would have had its slot; -infinity: not told."""
+    done_at: float
+    """When what its deadline is for would have been done; -infinity: not told."""
 
     def covers(self, asked: Asked, now: float) -> bool:
         """Whether `asked` would stand behind the one that was refused."""
-        return now < self.until and asked.tokens >= self.tokens and asked.deadline_at >= self.deadline_at
+        is_behind = asked.tokens >= self.tokens and asked.deadline_at >= self.deadline_at
+        is_late = now + asked.queue_s < self.slot_at or asked.deadline_at < self.done_at
+        return now < self.until and is_behind and is_late
 
 
 class KnownWaits:
@@ -59,9 +69,27 @@ class KnownWaits:
         return len(self._refused)
 
     def learn(
-        self, asked: Asked, replica: str, *, expected_s: float, limit_s: float, retry_after_s: float, now: float
+        self,
+        asked: Asked,
+        replica: str,
+        *,
+        expected_s: float,
+        limit_s: float,
+        retry_after_s: float,
+        now: float,
+        is_deadline: bool = False,
     ) -> None:
-        """A replica has refused on arrival: it foresaw a wait of `expected_s` where `limit_s` was left."""
+        """A replica has refused on arrival.
+
+        Args:
+            asked: the request.
+            replica: which.
+            expected_s: the wait for a slot that it foresaw; with `is_deadline`, to what would not be done in time.
+            limit_s: the longest wait, or the time to the deadline.
+            retry_after_s: when it expects to have room.
+            now: monotonic seconds.
+            is_deadline: it refused for the deadline.
+        """
         if asked.priority is Priority.CRITICAL or expected_s <= limit_s:
             return
         key = asked.revision, asked.tenant, asked.priority
@@ -73,7 +101,14 @@ class KnownWaits:
         if known is not None and known.until > now and known.tokens < asked.tokens:
             return  # it says more
         until = now + min(expected_s - limit_s, HOLD_MAX_S)
-        by_replica[replica] = _Refused(asked.tokens, asked.deadline_at, until, now + retry_after_s)
+        by_replica[replica] = _Refused(
+            asked.tokens,
+            asked.deadline_at,
+            until,
+            now + retry_after_s,
+            slot_at=-math.inf if is_deadline else now + expected_s,
+            done_at=now + expected_s if is_deadline else -math.inf,
+        )
 
     def refuses(self, asked: Asked, replicas: Collection[str], now: float) -> float | None:
         """Whether every one of the replicas would refuse it.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from headrace.control.doors import Closed
 from headrace.control.resources import FailureDomain, Replica, ReplicaState
 
 HALF_LIFE = 0.35
@@ -30,6 +31,9 @@ BYTES_PER_TOKEN = 4.0
 
 PREFILL_TOKENS_PER_S = 1000.0
 """Until a worker of the revision has told its own."""
+
+NEVER = float("-inf")
+"""When a report came that never did: its age is infinite, so it weighs nothing."""
 
 _READY = ReplicaState.READY
 _LEARN = 0.1
@@ -53,6 +57,13 @@ class ReplicaReport:
     """Lowest priority that it takes at present; 0: any."""
     prefill_tokens_per_s: float = 0.0
     """0: not measured yet."""
+    room: int | None = None
+    """How many more may come before its queue is full; None: not told."""
+    closed: tuple[Closed, ...] = ()
+    """To whom it is closed."""
+    kv_stored: int = 0
+    """Tokens that its prefix cache stored since its engine's start; 0 with the next: not told."""
+    kv_removed: int = 0
 
     width: int = field(init=False)
     """Attempts that it runs at a time; at least 1."""
@@ -61,6 +72,9 @@ class ReplicaReport:
         """Derive the width, once: scores read it often."""
         width = min(self.concurrency_limit or self.slots, self.slots or self.concurrency_limit)
         object.__setattr__(self, "width", max(1, width))
+
+
+_NO_REPORT = ReplicaReport()
 
 
 class Habits:
@@ -86,22 +100,69 @@ class Habits:
 
 
 class Standing:
-    """What is known of one replica."""
+    """What is known of one replica, in one flat record.
 
-    __slots__ = ("habits", "name", "replica", "report", "reported_at", "theirs", "tokens", "zone")
+    A decision reads a few of ten thousand, so each object that it follows to is a cache miss.
+    """
+
+    __slots__ = (
+        "admits_from", "endpoint", "epoch", "habits", "is_open", "kv_cells", "kv_free", "name", "own",
+        "prefill_tokens_per_s", "queue_wait_s", "queued_per_slot", "replica", "report", "reported_at", "theirs",
+        "tokens", "width", "zone",
+    )  # fmt: skip
 
     def __init__(self, name: str, habits: Habits) -> None:
         self.name = name
         self.habits = habits
         self.replica: Replica | None = None
         """As the snapshot has it; None: it is in none."""
+        self.is_open = False
+        """Whether it is ready and has an epoch: one look in place of three."""
+        self.epoch = 0
+        self.endpoint = ""
         self.zone = ""
         self.tokens: set[int] = set()
         """Attempts of this Router in flight there."""
+        self.own = 0
+        """How many those are."""
+        self.width = 1
+        """Attempts that it runs at a time: by the report, or its slots."""
         self.report: ReplicaReport | None = None
-        self.reported_at = 0.0
+        """What follows is out of it."""
+        self.reported_at = NEVER
         self.theirs = 0
         """Attempts of other Routers there, by that report."""
+        self.queue_wait_s: float | None = None
+        self.queued_per_slot = 0.0
+        """What waits for each that runs at a time, where it is only counted."""
+        self.admits_from = 0
+        self.kv_cells = self.kv_free = 0
+        self.prefill_tokens_per_s = 0.0
+
+    def place(self, replica: Replica, habits: Habits) -> None:
+        """The snapshot has it, as `replica`."""
+        self.replica, self.habits, self.zone = replica, habits, replica.failure_domain.zone
+        self.is_open = replica.state is _READY and replica.epoch != 0
+        self.epoch, self.endpoint = replica.epoch, replica.endpoint
+        if self.report is None:
+            self.width = replica.slots or 1
+
+    def take(self, report: ReplicaReport, at: float) -> None:
+        """A report has come; it was true at the instant `at`."""
+        self.report, self.reported_at = report, at
+        self.theirs = max(0, report.active + report.waiting - self.own)
+        self.width = width = report.width
+        self.queue_wait_s = report.queue_wait_s
+        self.queued_per_slot = max(0.0, report.active + report.waiting + 1.0 - width) / width
+        self.admits_from = report.admits_from
+        self.kv_cells, self.kv_free = report.kv_cells, report.kv_cells - report.kv_cells_reserved
+        self.prefill_tokens_per_s = report.prefill_tokens_per_s
+
+    def forget_report(self) -> None:
+        """It was another process's."""
+        self.take(_NO_REPORT, NEVER)
+        self.report = None
+        self.width = (self.replica.slots if self.replica is not None else 0) or 1
 
     def age_s(self, now: float) -> float | None:
         """Age of the report; None: there is none."""
@@ -157,7 +218,8 @@ class LoadView:
         for was in before.values():
             standing = self.standings_by_name[was.name]
             if standing.replica is was:
-                standing.replica = standing.report = None
+                standing.replica, standing.is_open = None, False
+                standing.forget_report()
                 self._forget_if_unused(standing)
                 change.void.append(was)
         for name in gone:
@@ -165,17 +227,17 @@ class LoadView:
         self._applied = dict(replicas_of)
         return change
 
-    def report(self, name: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
-        """Take in a report that is `age_s` seconds old; one of a replica that no snapshot has is left out."""
+    def report(self, name: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> bool:
+        """Take in a report that is `age_s` seconds old. False: no snapshot has the replica, and it is left out."""
         standing = self.standings_by_name.get(name)
         if standing is None or standing.replica is None:
-            return
-        standing.report, standing.reported_at = report, now - age_s
-        standing.theirs = max(0, report.active + report.waiting - len(standing.tokens))
+            return False
+        standing.take(report, now - age_s)
         habits = standing.habits
         habits.others_per_slot += _LEARN * (standing.theirs / report.width - habits.others_per_slot)
         if report.prefill_tokens_per_s:
             habits.prefill_tokens_per_s += _LEARN * (report.prefill_tokens_per_s - habits.prefill_tokens_per_s)
+        return True
 
     def begin(self, token: int, name: str) -> None:
         """An attempt was dispatched."""
@@ -184,6 +246,7 @@ class LoadView:
         if standing is None:
             standing = self.standings_by_name[name] = Standing(name, Habits())
         standing.tokens.add(token)
+        standing.own = len(standing.tokens)
         standing.habits.in_flight += 1
         standing.habits.in_flight_by_zone[standing.zone] += 1
         self._flights[token] = _Flight(standing)
@@ -202,6 +265,7 @@ class LoadView:
         standing = flight.standing
         habits = standing.habits
         standing.tokens.discard(token)
+        standing.own = len(standing.tokens)
         habits.in_flight -= 1
         habits.in_flight_by_zone[standing.zone] -= 1
         if is_measured and flight.admitted_at is not None:
@@ -225,19 +289,25 @@ class LoadView:
             found = self._habits[revision] = Habits()
         return found
 
+    def known(self, replica: Replica) -> Standing:
+        """What is known of a replica as some snapshot has it; where that is another one than the applied, its place."""
+        standing = self.standings_by_name.get(replica.name)
+        if standing is None or (standing.replica is not replica and standing.replica != replica):
+            standing = Standing(replica.name, self.habits(replica.revision))
+            standing.place(replica, standing.habits)
+        return standing
+
+    def half_life_s(self, habits: Habits) -> float:
+        """Age at which reports of a revision count half."""
+        half_life_s = self._half_life * habits.service_s
+        if half_life_s < HALF_LIFE_S_MIN:
+            return HALF_LIFE_S_MIN
+        return half_life_s if half_life_s < HALF_LIFE_S_MAX else HALF_LIFE_S_MAX
+
     def weight(self, standing: Standing, now: float) -> float:
         """How much its report counts now: 1 when fresh, 0 when there is none."""
-        if standing.report is None:
-            return 0.0
         age_s = now - standing.reported_at
-        if age_s <= 0.0:
-            return 1.0
-        half_life_s = self._half_life * standing.habits.service_s
-        if half_life_s < HALF_LIFE_S_MIN:
-            half_life_s = HALF_LIFE_S_MIN
-        elif half_life_s > HALF_LIFE_S_MAX:
-            half_life_s = HALF_LIFE_S_MAX
-        return float(0.5 ** (age_s / half_life_s))
+        return 1.0 if age_s <= 0.0 else float(0.5 ** (age_s / self.half_life_s(standing.habits)))
 
     @property
     def in_flight(self) -> dict[str, int]:
@@ -259,14 +329,14 @@ class LoadView:
         if standing is None:
             standing = self.standings_by_name[replica.name] = Standing(replica.name, habits)
         elif is_void:
-            standing.report = None
+            standing.forget_report()
         zone = replica.failure_domain.zone
         if standing.habits is not habits or standing.zone != zone:
             count = len(standing.tokens)
             for owner, where, sign in ((standing.habits, standing.zone, -1), (habits, zone, 1)):
                 owner.in_flight += sign * count
                 owner.in_flight_by_zone[where] += sign * count
-        standing.replica, standing.habits, standing.zone = replica, habits, zone
+        standing.place(replica, habits)
 
     def _count(self, habits: Habits, replicas: tuple[Replica, ...]) -> None:
         habits.replicas, habits.slots = len(replicas), 0

@@ -83,34 +83,34 @@ class Outliers:
         """How often one was not, because too many of its revision were out."""
         self._rules = rules or EjectionRules()
         self._records: dict[str, _Record] = {}
-        self._out: dict[str, OrderedDict[str, None]] = {}
-        """Those that are not CLOSED, by revision, the longest out first."""
+        self.out_by_revision: dict[str, OrderedDict[str, None]] = {}
+        """Those that are not CLOSED, the longest out first; to be read only."""
         self._sizes: dict[str, int] = {}
 
     @property
     def is_any_out(self) -> bool:
         """Whether any replica is not CLOSED."""
-        return bool(self._out)
+        return bool(self.out_by_revision)
 
     def resize(self, replicas_of: Mapping[str, int]) -> None:
         """The revisions have so many replicas now. Where too many are out, the longest out come back."""
         self._sizes = dict(replicas_of)
-        for revision, out in list(self._out.items()):
+        for revision, out in list(self.out_by_revision.items()):
             while len(out) > self._out_max(revision):
                 name, _ = out.popitem(last=False)
                 record = self._records[name]
                 record.health, record.probe = Health.CLOSED, None
             if not out:
-                del self._out[revision]
+                del self.out_by_revision[revision]
 
     def forget(self, revision: str, replica: str) -> None:
         """It is gone, or another process is behind it: nothing is held against that one."""
         self._records.pop(replica, None)
-        out = self._out.get(revision)
+        out = self.out_by_revision.get(revision)
         if out is not None:
             out.pop(replica, None)
             if not out:
-                del self._out[revision]
+                del self.out_by_revision[revision]
 
     def health(self, replica: str, now: float) -> Health:
         """What its faults say now."""
@@ -129,7 +129,7 @@ class Outliers:
     def out(self, now: float) -> dict[Health, int]:
         """How many are not CLOSED, by what they are. Metrics read it from another thread: from copies."""
         found = {Health.EJECTED: 0, Health.HALF_OPEN: 0}
-        for names in tuple(self._out.values()):
+        for names in tuple(self.out_by_revision.values()):
             for name in tuple(names):
                 found[self.health(name, now)] += 1
         return found
@@ -174,7 +174,7 @@ class Outliers:
             record.outcomes >= rules.outcomes_min and record.faults >= rules.rate * record.outcomes
         ):
             return False
-        out = self._out.setdefault(revision, OrderedDict())
+        out = self.out_by_revision.setdefault(revision, OrderedDict())
         if len(out) + 1 > self._out_max(revision):
             self.spared += 1
             return False
@@ -203,11 +203,11 @@ class Outliers:
     def _close(self, revision: str, replica: str, record: _Record, now: float) -> None:
         record.health, record.probe, record.closed_at = Health.CLOSED, None, now
         record.row, record.faults, record.outcomes = 0, 0.0, 0.0
-        out = self._out.get(revision)
+        out = self.out_by_revision.get(revision)
         if out is not None:
             out.pop(replica, None)
             if not out:
-                del self._out[revision]
+                del self.out_by_revision[revision]
 
     def _count(self, record: _Record, now: float, *, fault: bool) -> None:
         kept = 0.5 ** (max(0.0, now - record.outcome_at) / self._rules.half_life_s)

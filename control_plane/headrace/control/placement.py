@@ -24,6 +24,9 @@ def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> R
     Raises:
         Failure: MODEL_NOT_FOUND, or REVOKED.
     """
+    sole = snapshot.sole_of.get(model)
+    if sole is not None:
+        return sole
     exact = snapshot.revision_by_name.get(model)
     if exact is not None:
         check_not_revoked(snapshot, exact)
@@ -36,10 +39,6 @@ def resolve_revision(snapshot: RoutingSnapshot, model: str, random: Random) -> R
             field="model",
             metadata={"resourceName": model[:128], "snapshotVersion": str(snapshot.version)},
         )
-    if len(alias.targets) == 1:  # the usual case, and on every request's path
-        only = alias.targets[0].revision
-        if only not in snapshot.revocation_of and snapshot.ready_of.get(only):
-            return snapshot.revision_by_name[only]
     targets = [target for target in alias.targets if target.revision not in snapshot.revocation_of]
     if not targets:
         raise _revoked(snapshot, alias.name)

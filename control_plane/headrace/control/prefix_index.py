@@ -3,17 +3,18 @@
 Equal hashes mean equal text from the first block on, for one tenant, revision and adapter: the salt keeps others apart,
 as the engines do. A Router does not tokenize, so a block is some token ids where the request has ids, and some bytes of
 its text otherwise. What is remembered is a guess at another process's cache: engines say how much of each prompt they
-had, and the guess is cut back to that. A wrong guess costs a cache hit, never correctness.
+had, and the guess is cut back to that. A wrong guess costs a cache hit, never correctness. So the hash is Python's own
+of bytes, 64 bits with a secret of this process: nobody else reads it, and hashing is most of what a long prompt costs a
+Router before it is sent on.
 
 Sans-io.
 """
 
 from __future__ import annotations
 
-import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
-from itertools import islice
 
 BLOCK_BYTES = 256
 BLOCK_TOKENS = 64
@@ -32,36 +33,31 @@ _DOUBT = 0.1
 """Below this a replica is not believed to keep anything."""
 
 
-def salt(tenant: str, revision: str, adapter: str = "") -> bytes:
+def salt(tenant: str, revision: str, adapter: str = "") -> int:
     """What a chain of hashes begins with."""
-    return hashlib.blake2b("\0".join((tenant, revision, adapter)).encode(), digest_size=16).digest()
+    return hash((tenant, revision, adapter))
 
 
-def text_blocks(parts: Iterable[bytes], chain: bytes, *, size: int = BLOCK_BYTES) -> tuple[bytes, ...]:
+def text_blocks(parts: Iterable[bytes], chain: int, *, size: int = BLOCK_BYTES) -> tuple[int, ...]:
     """Hashes of the whole blocks of a text that is laid end to end; its last, shorter part has none."""
-    found: list[bytes] = []
+    found: list[int] = []
     rest = b""
     for part in parts:
         rest = rest + part if rest else part
-        at = 0
-        while len(rest) - at >= size:
-            chain = hashlib.blake2b(rest[at : at + size], digest_size=16, key=chain).digest()
+        whole = min(len(rest) // size, BLOCKS_PER_PROMPT - len(found)) * size
+        for at in range(0, whole, size):
+            chain = hash((chain, rest[at : at + size]))
             found.append(chain)
-            if len(found) == BLOCKS_PER_PROMPT:
-                return tuple(found)
-            at += size
-        rest = rest[at:]
+        if len(found) == BLOCKS_PER_PROMPT:
+            break
+        rest = rest[whole:]
     return tuple(found)
 
 
-def token_blocks(ids: Sequence[int], chain: bytes, *, size: int = BLOCK_TOKENS) -> tuple[bytes, ...]:
+def token_blocks(ids: Sequence[int], chain: int, *, size: int = BLOCK_TOKENS) -> tuple[int, ...]:
     """Hashes of the whole blocks of token ids."""
-    found = []
-    for at in range(0, min(len(ids), size * BLOCKS_PER_PROMPT) - size + 1, size):
-        block = b"".join(int(value).to_bytes(4, "big", signed=True) for value in ids[at : at + size])
-        chain = hashlib.blake2b(block, digest_size=16, key=chain).digest()
-        found.append(chain)
-    return tuple(found)
+    packed = array("i", ids[: size * BLOCKS_PER_PROMPT])  # as bytes: Python hashes those with a secret, numbers not
+    return text_blocks((packed.tobytes(),), chain, size=size * packed.itemsize)
 
 
 class _Shelf:
@@ -70,7 +66,7 @@ class _Shelf:
     __slots__ = ("blocks", "trust")
 
     def __init__(self) -> None:
-        self.blocks: OrderedDict[bytes, None] = OrderedDict()
+        self.blocks: OrderedDict[int, None] = OrderedDict()
         self.trust = _TRUST
 
 
@@ -82,31 +78,39 @@ class PrefixIndex:
         self._per_replica = blocks_per_replica
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
         """Replicas, the one used longest ago first."""
-        self._holders: dict[bytes, dict[str, None]] = {}
+        self._holders: dict[int, dict[str, None]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def holders(self, blocks: tuple[bytes, ...], most: int = 2) -> list[str]:
-        """Replicas that keep the longest beginning of a prompt, the latest to use it first; at most `most`."""
-        low, high = 0, len(blocks)
-        if blocks and blocks[-1] in self._holders:
-            low = high  # all of it: the usual end of a search, and much the dearest
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._holders:
-                low = middle
-            else:
-                high = middle - 1
-        return list(islice(reversed(self._holders[blocks[low - 1]]), most)) if low else []
+    def keeper(self, blocks: tuple[int, ...]) -> str:
+        """The replica that keeps the longest beginning of a prompt, the latest to use it; "": none keeps any."""
+        holders = self._holders
+        if not blocks or blocks[0] not in holders:
+            return ""
+        found = holders.get(blocks[-1])  # all of it: the usual end of a search, and much the dearest
+        if found is None:
+            low, high = 1, len(blocks)
+            while low < high:
+                middle = (low + high + 1) // 2
+                if blocks[middle - 1] in holders:
+                    low = middle
+                else:
+                    high = middle - 1
+            found = holders[blocks[low - 1]]
+        return next(reversed(found))
 
-    def depth(self, replica: str, blocks: tuple[bytes, ...]) -> int:
+    def keepers(self, blocks: tuple[int, ...]) -> Container[str]:
+        """Replicas that keep any beginning of a prompt; of others `believed` need not be asked."""
+        return self._holders.get(blocks[0], ()) if blocks else ()
+
+    def depth(self, replica: str, blocks: tuple[int, ...]) -> int:
         """Blocks of a prompt's beginning that a replica is believed to keep."""
         shelf = self._shelves.get(replica)
         return _depth(shelf.blocks, blocks) if shelf is not None else 0
 
-    def believed(self, replica: str, blocks: tuple[bytes, ...]) -> float:
+    def believed(self, replica: str, blocks: tuple[int, ...]) -> float:
         """Blocks of a prompt's beginning that one may count on: the depth, times the trust."""
         shelf = self._shelves.get(replica)
         if shelf is None or shelf.trust < _DOUBT:
@@ -120,7 +124,7 @@ class PrefixIndex:
             return _TRUST
         return shelf.trust if shelf.trust >= _DOUBT else 0.0
 
-    def keep(self, replica: str, blocks: tuple[bytes, ...]) -> None:
+    def keep(self, replica: str, blocks: tuple[int, ...]) -> None:
         """A replica has computed a prompt, and keeps it."""
         if not blocks:
             return
@@ -146,7 +150,7 @@ class PrefixIndex:
             else:
                 del self._shelves[name]
 
-    def correct(self, replica: str, blocks: tuple[bytes, ...], expected: int, found_share: float) -> None:
+    def correct(self, replica: str, blocks: tuple[int, ...], expected: int, found_share: float) -> None:
         """An engine said how much of a prompt it had: `found_share` of it, where `expected` blocks were believed.
 
         What was believed and is gone tells of more: whatever was used before it is gone, too.
@@ -163,13 +167,25 @@ class PrefixIndex:
             if self._drop_oldest(replica, shelf) == gone:
                 return
 
+    def size(self, replica: str) -> int:
+        """Blocks that a replica is believed to keep."""
+        shelf = self._shelves.get(replica)
+        return len(shelf.blocks) if shelf is not None else 0
+
+    def fade(self, replica: str, count: int) -> None:
+        """Its engine made room: as many of its blocks are gone, those used longest ago."""
+        shelf = self._shelves.get(replica)
+        while shelf is not None and shelf.blocks and count > 0:
+            self._drop_oldest(replica, shelf)
+            count -= 1
+
     def forget(self, replica: str) -> None:
         """It is gone, or another process is behind it, with an empty cache."""
         shelf = self._shelves.pop(replica, None)
         while shelf is not None and shelf.blocks:
             self._drop_oldest(replica, shelf)
 
-    def _drop_oldest(self, replica: str, shelf: _Shelf) -> bytes:
+    def _drop_oldest(self, replica: str, shelf: _Shelf) -> int:
         block, _ = shelf.blocks.popitem(last=False)
         self._count -= 1
         holders = self._holders[block]
@@ -179,7 +195,7 @@ class PrefixIndex:
         return block
 
 
-def _depth(kept: Container[bytes], blocks: tuple[bytes, ...]) -> int:
+def _depth(kept: Container[int], blocks: tuple[int, ...]) -> int:
     """Blocks of a prompt's beginning that are kept; a chain is never without its beginning."""
     if not blocks or blocks[0] not in kept:
         return 0

@@ -175,7 +175,7 @@ class RequestAttempts:
         record.stopped_at = now - end.release_s if end.release_s is not None else None
         beside = self._beside
         if beside is not None and beside.is_rival and self._is_open:
-            if end.is_retryable or end.reason is Reason.OVERLOADED:
+            if end.is_retryable or end.is_for_load:
                 self._promote(beside, now)
             else:
                 self._lose(beside, now)
@@ -185,7 +185,7 @@ class RequestAttempts:
         """Keep how an attempt ended."""
         attempted.finish, attempted.reason = end.finish, end.reason
         self.record.attempts_free += end.is_free
-        self.record.overloads += end.reason is Reason.OVERLOADED
+        self.record.overloads += end.is_for_load
 
     # The attempt beside it
 

@@ -43,6 +43,27 @@ class Engine(enum.Enum):
         return self in (Engine.TENSORRT_LLM, Engine.VLLM, Engine.SGLANG)
 
 
+class Abort(enum.Enum):
+    """When an engine is asked to end a request before its end."""
+
+    ON = "on"
+    AFTER_FIRST_TOKEN = "after_first_token"  # noqa: S105
+    OFF = "off"
+
+
+class DraftMethod(enum.Enum):
+    """Who drafts the tokens of speculative decoding."""
+
+    NGRAM = "ngram"
+    DRAFT_MODEL = "draft_model"
+    EAGLE3 = "eagle3"
+
+    @property
+    def has_files(self) -> bool:
+        """Whether an artifact of its own drafts."""
+        return self is not DraftMethod.NGRAM
+
+
 class Effort(enum.Enum):
     """How much a model reasons before it answers."""
 
@@ -144,6 +165,30 @@ class Sampling:
     seed: int | None = None
 
 
+NGRAM_MAX = 4
+"""What an unset `ngram_max` means, tokens."""
+GPU_MEMORY_FRACTION = 0.9
+"""What an unset `gpu_memory_fraction` means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """Speculative decoding; headrace.api.registry.v1.Speculative."""
+
+    method: DraftMethod | None
+    """None is refused."""
+    draft_tokens: int
+    draft_artifact: str = ""
+    """Name of the artifact that drafts; "" for NGRAM."""
+    ngram_max: int = field(default=0, metadata=_LATER)
+    """Longest run of tokens that NGRAM looks up; 0 for NGRAM_MAX, which becomes 0."""
+
+    def __post_init__(self) -> None:
+        """Give what means the same one spelling."""
+        if self.ngram_max == NGRAM_MAX:
+            object.__setattr__(self, "ngram_max", 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """Which engine, and how it runs."""
@@ -164,12 +209,32 @@ class Execution:
     """GPUs that share the layers; 0 for one, likewise."""
     device: str = field(default="", metadata=_LATER)
     """Device that it needs ("cuda-sm90"); "" for the CPU, which "cpu" becomes."""
+    gpus: int = field(default=0, metadata=_LATER)
+    """GPUs that one worker gets for itself; 0 for as many as share a layer, which that number becomes."""
+    gpu_memory_fraction: float = field(default=0.0, metadata=_LATER)
+    """Share of each GPU's memory that the engine may take; 0 for GPU_MEMORY_FRACTION, which becomes 0."""
+    dtype: str = field(default="", metadata=_LATER)
+    """Type that is computed in; "" for what the model's files say, which "auto" becomes."""
+    kv_events: bool = field(default=False, metadata=_LATER)
+    """Whether the engine tells what its prefix cache stores and removes."""
+    abort: Abort | None = field(default=None, metadata=_LATER)
+    """None: what is held for safe, which may differ from one release to another."""
+    speculative: Speculative | None = field(default=None, metadata=_LATER)
+    eager: bool = field(default=False, metadata=_LATER)
+    """Without compilation and CUDA graphs."""
 
     def __post_init__(self) -> None:
         """Give what means the same one spelling."""
-        for name, spelling in (("tensor_parallel", 1), ("pipeline_parallel", 1), ("device", "cpu")):
+        spellings: dict[str, object] = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": "cpu"}
+        spellings |= {"gpus": self.tensor_parallel or 1, "gpu_memory_fraction": GPU_MEMORY_FRACTION, "dtype": "auto"}
+        for name, spelling in spellings.items():
             if getattr(self, name) == spelling:
                 object.__setattr__(self, name, type(spelling)())
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that one worker gets for itself; 0 for an engine that runs on the CPU."""
+        return (self.gpus or self.tensor_parallel or 1) if self.engine.schedules_itself and self.device else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +281,12 @@ class Revision:
             content.append({"runtime": self.runtime, "policy_version": self.policy_version})
         object.__setattr__(self, "digest", _digest(content))
         object.__setattr__(self, "name", names.revision(self.model, self.digest))
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """Names of the artifacts that it needs: its own, and the one that drafts."""
+        draft = self.execution.speculative.draft_artifact if self.execution.speculative is not None else ""
+        return tuple(name for name in (self.artifact, draft) if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +335,8 @@ class Replica:
     kv_cells: int = 0
     failure_domain: FailureDomain = FailureDomain()
     detail: str = ""
+    guided: frozenset[str] = frozenset()
+    """Kinds of guided decoding that its engine can do; headrace.control.guided."""
 
 
 def _plain(value: object) -> object:

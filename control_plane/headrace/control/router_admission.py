@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from headrace.control.doors import Asking, Doors
 from headrace.control.errors import RULES, Failure, Reason
 from headrace.control.fair_room import FairRoom, has_share
 from headrace.control.priority import Priority
@@ -37,9 +38,11 @@ SHARES: Mapping[Priority, float] = {
     Priority.STANDARD: 0.9,
     Priority.CRITICAL: 1.0,
 }
-REPORT_AGE_MAX_S = 2.5
-"""An older report refuses nobody. Schedulers report each second, and whenever something changed."""
 VERDICT_S = 0.1
+"""For how long it is believed that so many replicas refuse, where looking at all of them costs something."""
+LOOKED_AT_MAX = 64
+"""Up to so many replicas are looked at for each request."""
+REFUSED_MAX = 1024
 DEMAND_S = 60.0
 """Over which demand is counted."""
 RETRY_MIN_S = 0.1
@@ -60,6 +63,14 @@ class Demand:
     tenant: str = ""
     weight: float = 1.0
     """Its tenant's."""
+    queue_s: float = math.inf
+    """How long it may wait for a slot."""
+    deadline_at: float = math.inf
+
+    @property
+    def asking(self) -> Asking:
+        """What a replica might refuse it for."""
+        return Asking(int(self.priority), self.tenant, self.tokens, self.queue_s, self.deadline_at)
 
 
 @dataclass(slots=True)
@@ -80,19 +91,23 @@ _NOTHING = _Held()
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    admits_from: Priority
-    queue_wait_s: float
-    at: float
+class _Refused:
+    """Who was refused by all replicas."""
 
-
-@dataclass(slots=True)
-class _Verdict:
-    """The lowest priority that some replica takes, and the shortest wait; looked up again after `until`."""
-
-    admits_from: Priority
-    queue_wait_s: float
+    asking: Asking
+    bound: str
     until: float
+
+    def covers(self, other: Asking, now: float) -> bool:
+        """Whether `other` asks for no less, may wait no longer and is no more important."""
+        asked = self.asking
+        return (
+            now < self.until
+            and other.priority <= asked.priority
+            and other.tokens >= asked.tokens
+            and other.queue_s <= asked.queue_s
+            and other.deadline_at <= asked.deadline_at + VERDICT_S
+        )
 
 
 @dataclass(slots=True)
@@ -104,9 +119,10 @@ class _Revision:
     """Those that hold something."""
     offered: SlidingCount = field(default_factory=lambda: SlidingCount(DEMAND_S))
     """What came, refused or not."""
-    refusing: dict[str, _Report] = field(default_factory=dict)
-    """By usable replica, where it refuses anybody."""
-    verdict: _Verdict | None = None
+    refusing: dict[str, float] = field(default_factory=dict)
+    """What one would wait there, seconds, by usable replica that has little room or refuses somebody."""
+    refused: dict[str, _Refused] = field(default_factory=dict)
+    """By tenant, what all of very many replicas have refused."""
 
 
 class RouterAdmission:
@@ -117,9 +133,19 @@ class RouterAdmission:
         bytes_max: bytes of input, of output that may wait for its reader, and of events kept.
         tokens_max: tokens of prompt and output that they may reserve; 0: what the replicas can hold.
         random: 0 <= random() < 1, for the spread of retries.
+        doors: what replicas say of whom they refuse; told of a report before `report` is.
     """
 
-    def __init__(self, *, requests_max: int, bytes_max: int, random: Callable[[], float], tokens_max: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        requests_max: int,
+        bytes_max: int,
+        random: Callable[[], float],
+        tokens_max: int = 0,
+        doors: Doors | None = None,
+    ) -> None:
+        self.doors = doors if doors is not None else Doors()
         self.requests_max = requests_max
         self.bytes_max = bytes_max
         self.tokens_max = tokens_max
@@ -184,16 +210,12 @@ class RouterAdmission:
                 self._revision_of.pop(replica, None)
                 self._queues.pop(replica, None)
 
-    def report(
-        self, replica: str, *, admits_from: int, queue_wait_s: float | None, now: float, waiting_max: int = 0
-    ) -> None:
-        """A Scheduler tells how busy a replica is.
+    def report(self, replica: str, *, queue_wait_s: float | None, waiting_max: int = 0) -> None:
+        """A Scheduler tells how busy a replica is; whom it refuses, `doors` has been told.
 
         Args:
             replica: its name.
-            admits_from: lowest priority that it takes; 0: any.
             queue_wait_s: what a request of middling size would wait there; None: not known.
-            now: monotonic seconds.
             waiting_max: attempts that may wait there; 0: not told.
         """
         state = self._revisions.get(self._revision_of.get(replica, ""))
@@ -202,9 +224,8 @@ class RouterAdmission:
         if waiting_max != self._queues.get(replica, 0):
             self._queues[replica] = waiting_max
             self.is_stale = True
-        lowest = Priority(min(max(admits_from, Priority.SHEDDABLE), Priority.CRITICAL))
-        if lowest > Priority.SHEDDABLE:
-            state.refusing[replica] = _Report(lowest, RETRY_S if queue_wait_s is None else queue_wait_s, now)
+        if replica in self.doors:
+            state.refusing[replica] = RETRY_S if queue_wait_s is None else queue_wait_s
         else:
             state.refusing.pop(replica, None)
 
@@ -302,7 +323,7 @@ class RouterAdmission:
             return
         wait_s = RETRY_S
         if state is not None:
-            wait_s = min((r.queue_wait_s for r in state.refusing.values()), default=RETRY_S)
+            wait_s = min(state.refusing.values(), default=RETRY_S)
         if is_over:
             raise self._refusal(bound, demand, wait_s, limit=math.ceil(limit), current=held)
         raise self._refusal(
@@ -310,19 +331,31 @@ class RouterAdmission:
         )
 
     def _check_replicas(self, demand: Demand, state: _Revision, now: float) -> None:
-        if len(state.refusing) < len(state.capacity.replicas):
+        replicas = state.capacity.replicas
+        if len(state.refusing) < len(replicas):
             return
-        verdict = state.verdict
-        if verdict is None or now >= verdict.until:
-            verdict = state.verdict = _verdict(state, now)
-        if demand.priority < verdict.admits_from:
-            raise self._refusal(
-                "replicas",
-                demand,
-                verdict.queue_wait_s,
-                limit=len(state.capacity.replicas),
-                current=len(state.refusing),
-            )
+        asking, known = demand.asking, state.refused.get(demand.tenant)
+        if known is not None and known.covers(asking, now):
+            bound = known.bound
+        else:
+            bound = ""
+            for name in replicas:
+                why = self.doors.refuses(name, asking, now)
+                if not why:
+                    return
+                bound = max(bound, why)
+            if len(replicas) > LOOKED_AT_MAX:
+                if len(state.refused) >= REFUSED_MAX:
+                    state.refused.clear()
+                state.refused[demand.tenant] = _Refused(asking, bound, now + VERDICT_S)
+        raise self._refusal(
+            bound,
+            demand,
+            min(state.refusing.values()),
+            limit=len(replicas),
+            current=len(replicas),
+            **({} if bound == "replicas" else {"of": "replicas"}),
+        )
 
     def _refusal(self, bound: str, demand: Demand, wait_s: float, *, limit: int, current: int, **more: str) -> Failure:
         self.refused[bound] += 1
@@ -348,18 +381,5 @@ _WORDS: Mapping[str, str] = {
     "bytes": "This Router holds as many bytes as it may; try again shortly, or another one.",
     "share": "What is left is for tenants that hold less; try again shortly.",
     "replicas": "All replicas of the model refuse more at present; try again shortly.",
+    "wait": "At each replica of the model it would wait longer than it may, or be too late; try again shortly.",
 }
-
-
-def _verdict(state: _Revision, now: float) -> _Verdict:
-    """What all replicas together say."""
-    lowest = Priority.CRITICAL
-    wait_s = RETRY_MAX_S
-    for name in state.capacity.replicas:
-        report = state.refusing[name]
-        wait_s = min(wait_s, report.queue_wait_s)
-        is_fresh = now - report.at <= REPORT_AGE_MAX_S
-        lowest = min(lowest, report.admits_from if is_fresh else Priority.SHEDDABLE)
-        if lowest == Priority.SHEDDABLE:
-            break
-    return _Verdict(lowest, wait_s, now + VERDICT_S)

@@ -1,10 +1,11 @@
 """Which replica an attempt goes to: filters, then scores, over a small sample.
 
-Two replicas that nothing excludes are drawn, those that keep the prompt's beginning or the session are added, all of
-them are scored (`headrace.control.scores`) and the lowest taken; chance decides between equals. Two choices are nearly
-as good as looking at all, and when what is known is a little old they do not send everybody to the same place
-(Mitzenmacher, "The power of two choices in randomized load balancing"). Drawing costs the same for ten replicas and for
-ten thousand; all are looked at only when hardly any will do.
+Two replicas that nothing excludes are drawn, one that keeps the prompt's beginning and the home of the session are
+added, what each would cost is compared (`headrace.control.costs`) and the lowest taken; chance decides between equals.
+Two choices are nearly as good as looking at all, and when what is known is a little old they do not send everybody to
+the same place (Mitzenmacher, "The power of two choices in randomized load balancing"). One that keeps the beginning is
+enough: each that takes a request keeps its prompt, too, so what many ask for is soon in many places, and found by
+drawing. Drawing costs the same for ten replicas and for ten thousand; all are looked at only when hardly any will do.
 
 Sans-io: snapshot, clock readings (monotonic seconds) and a source of chance are arguments. `Routing` remembers what it
 is told of attempts: `dispatched`, `admitted`, `first_output`, `ended`.
@@ -14,30 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from headrace.control import scores
 from headrace.control.affinity import Affinity
+from headrace.control.costs import costs
+from headrace.control.doors import Doors
 from headrace.control.errors import Reason
+from headrace.control.evictions import Evictions
 from headrace.control.filters import Demand, Filters, Question
+from headrace.control.guided import check_guided
 from headrace.control.load_view import HALF_LIFE, LoadView, ReplicaReport, Standing
 from headrace.control.outliers import FAULTS, EjectionRules, Outliers
 from headrace.control.placement import Random, no_replica
+from headrace.control.pools import Pools
 from headrace.control.prefix_index import PrefixIndex
 from headrace.control.resources import FailureDomain, Replica, Revision
-from headrace.control.scores import Score
+from headrace.control.scores import Score, score
 from headrace.control.slow_start import RAMP_S, SlowStart
 from headrace.control.snapshot import RoutingSnapshot
-
-J = TypeVar("J")
 
 CHOICES = 2
 DRAWS_MAX = 12
 """Replicas drawn, at most, before all are looked at: if half of them will do, one choice in 300 comes to that."""
-
-PREFERRED = 1
-"""Replicas that keep the prompt's beginning, added to the sample, at most. Each that takes a request keeps it, too:
-what many ask for is soon in many places and found by drawing."""
 
 EQUAL_S = 1e-9
 """Scores closer than this are equal."""
@@ -91,10 +90,14 @@ class Routing:
         self.rules = rules or RoutingRules()
         self.loads = LoadView(self.rules.half_life)
         self.prefixes = PrefixIndex()
+        self.evictions = Evictions()
         self.affinity = Affinity()
         self.outliers = Outliers(self.rules.ejection)
         self.slow_start = SlowStart(self.rules.ramp_s)
-        self.filters = Filters(self.outliers, self.rules.zones_excluded)
+        self.doors = Doors()
+        """Who would refuse whom."""
+        self.filters = Filters(self.outliers, self.rules.zones_excluded, self.doors)
+        self.pools = Pools(self.loads, self.rules.zones_excluded)
         self.silent: set[int] = set()
         """Attempts in flight of which no token has come."""
         self.prompt_tokens = 0
@@ -109,11 +112,14 @@ class Routing:
     def apply(self, snapshot: RoutingSnapshot, now: float) -> None:
         """Use `snapshot` from now on; what was known of replicas that are gone or were replaced is forgotten."""
         void, fresh = self.loads.apply(snapshot.replicas_of)
+        self.pools.apply(snapshot.ready_of)
         for replica in void:
             self.prefixes.forget(replica.name)
+            self.evictions.forget(replica.name)
             self.outliers.forget(replica.revision, replica.name)
             self.slow_start.forget(replica.name)
             self.filters.forget(replica.name)
+            self.doors.forget(replica.name)
         self.outliers.resize({name: len(ready) for name, ready in snapshot.ready_of.items()})
         new = {replica.name for replica in fresh}
         for replica in fresh:
@@ -148,17 +154,18 @@ class Routing:
             now: monotonic seconds.
 
         Raises:
-            Failure: MODEL_LOADING or NO_HEALTHY_WORKER.
+            Failure: MODEL_LOADING, NO_HEALTHY_WORKER or GUIDED_DECODING_UNSUPPORTED.
         """
-        home = self._home(snapshot, revision, demand, now)
-        question = Question(snapshot, revision, demand, reachable, now, tried, failed, home)
-        chosen, outcome = self._choose(question, random)
-        if chosen is None:
+        home = self.affinity.home(demand.affinity, revision.name, snapshot.ready_of[revision.name], now)
+        chosen, outcome = self._choose(
+            Question(snapshot, revision, demand, reachable, now, tried, failed, home), random
+        )
+        if chosen is None or chosen.replica is None:
             self.observe("refused", None)
+            check_guided(snapshot, revision, demand.guided)
             raise no_replica(snapshot, revision)
-        standing = self.loads.standing(chosen.name)
-        self.observe(outcome, standing.age_s(now) if standing is not None else None)
-        return chosen
+        self.observe(outcome, chosen.age_s(now))
+        return chosen.replica
 
     def explain(
         self,
@@ -166,117 +173,113 @@ class Routing:
         revision: Revision,
         demand: Demand,
         *,
+        tried: Container[str] = (),
+        failed: tuple[FailureDomain, ...] = (),
         reachable: Callable[[str], bool],
         random: Random,
         now: float,
         most: int,
     ) -> tuple[Replica | None, list[Candidate]]:
         """What `choose` would say now, and at most `most` replicas as it sees them, the best first. Changes nothing."""
-        home = self._home(snapshot, revision, demand, now)
-        question = Question(snapshot, revision, demand, reachable, now, home=home)
+        home = self.affinity.home(demand.affinity, revision.name, snapshot.ready_of[revision.name], now)
+        question = Question(snapshot, revision, demand, reachable, now, tried, failed, home)
         chosen, _ = self._choose(question, random)
         replicas = list(snapshot.replicas_of[revision.name])
         if len(replicas) > most:
-            first = {r.name: r for r in (*self._preferred(question), *((chosen,) if chosen else ()))}
+            marked = (*self._preferred(question), *((chosen,) if chosen else ()))
+            first = {s.name: s.replica for s in marked if s.replica is not None}
             step = len(replicas) / (most - len(first))
             spread = {r.name: r for r in (replicas[int(n * step)] for n in range(most - len(first)))}
             replicas = list({**spread, **first}.values())
         found = [self._candidate(replica, question) for replica in replicas]
         found.sort(key=lambda c: (c.score is None, c.score.total if c.score else 0.0, c.excluded_by, c.replica.name))
-        return chosen, found
+        return chosen.replica if chosen is not None else None, found
 
-    def _home(self, snapshot: RoutingSnapshot, revision: Revision, demand: Demand, now: float) -> str:
-        if not demand.affinity:
-            return ""
-        return self.affinity.home(demand.affinity, revision.name, snapshot.ready_of[revision.name], now)
-
-    def _choose(self, question: Question, random: Random) -> tuple[Replica | None, str]:
-        pool, excluded_by = self.filters.pool(question), self.filters.excluded_by
+    def _choose(self, question: Question, random: Random) -> tuple[Standing | None, str]:
+        revision, demand, excluded_by = question.revision.name, question.demand, self.filters.excluded_by
+        pool = self.pools.pool(revision, question.snapshot.ready_of[revision], demand.zones, demand.guided)
         sample, outcome = self._draw(pool, question, random), "load"
         if not sample:
-            # Somebody who failed lately is better than nobody.
-            sample = _sample([r for r in pool if not excluded_by(r, question, ejected=False)], CHOICES, random)
+            # Somebody who failed lately is better than nobody, and so is for a first attempt one who would refuse it.
+            sample = _sample([s for s in pool if not excluded_by(s, question, ejected=False)], CHOICES, random)
+            if not sample and not question.tried:
+                found = [s for s in pool if not excluded_by(s, question, ejected=False, refusing=False)]
+                sample = _sample(found, CHOICES, random)
             if not sample:
                 return None, "refused"
             outcome = "last_resort"
-        preferred = self._preferred(question) if question.demand.blocks or question.home else []
-        for replica in preferred:
-            if all(replica.name != other.name for other in sample) and not excluded_by(replica, question):
-                sample.append(replica)
+        preferred = self._preferred(question) if demand.blocks or question.home else []
+        for standing in preferred:
+            if standing not in sample and not excluded_by(standing, question):
+                sample.append(standing)
         best = self._best(sample, question, random)
         if outcome == "load" and best in preferred:
-            outcome = "prefix" if self.prefixes.depth(best.name, question.demand.blocks) else "affinity"
+            outcome = "prefix" if self.prefixes.depth(best.name, demand.blocks) else "affinity"
         return best, outcome
 
-    def _draw(self, pool: tuple[Replica, ...], question: Question, random: Random) -> list[Replica]:
+    def _draw(self, pool: tuple[Standing, ...], question: Question, random: Random) -> list[Standing]:
         """Replicas that nothing excludes, CHOICES different ones if there are so many."""
-        excluded_by = self.filters.excluded_by
-        if len(pool) <= CHOICES:
-            return [replica for replica in pool if not excluded_by(replica, question)]
-        found: list[Replica] = []
+        excluded_by, count = self.filters.excluded_by, len(pool)
+        if count <= CHOICES:
+            return [standing for standing in pool if not excluded_by(standing, question)]
+        found: list[Standing] = []
         for _ in range(DRAWS_MAX):
-            drawn = pool[int(random() * len(pool))]
+            drawn = pool[int(random() * count)]
             if (found and drawn is found[0]) or excluded_by(drawn, question):
                 continue
             found.append(drawn)
             if len(found) == CHOICES:
                 return found
-        return _sample([replica for replica in pool if not excluded_by(replica, question)], CHOICES, random)
+        return _sample([standing for standing in pool if not excluded_by(standing, question)], CHOICES, random)
 
-    def _preferred(self, question: Question) -> list[Replica]:
-        """Those that keep the beginning of the prompt, and the home of the session."""
-        names = self.prefixes.holders(question.demand.blocks, PREFERRED)
-        if question.home and question.home not in names:
-            names.append(question.home)
+    def _preferred(self, question: Question) -> list[Standing]:
+        """The latest to use the longest beginning of the prompt that anybody keeps, and the home of the session."""
+        home, revision, standings = question.home, question.revision.name, self.loads.standings_by_name
+        keeper = self.prefixes.keeper(question.demand.blocks)
         found = []
-        for name in names:
-            standing = self.loads.standing(name)
-            replica = standing.replica if standing is not None else None
-            if replica is not None and replica.revision == question.revision.name:
-                found.append(replica)
+        for name in (keeper, home) if keeper != home else (home,):
+            standing = standings.get(name) if name else None
+            if standing is not None and standing.replica is not None and standing.replica.revision == revision:
+                found.append(standing)
         return found
 
-    def _best(self, sample: list[Replica], question: Question, random: Random) -> Replica:
+    def _best(self, sample: list[Standing], question: Question, random: Random) -> Standing:
         if len(sample) == 1:
             return sample[0]
-        judge, cost = self._judge, scores.cost
-        totals = [judge(replica, question, cost) for replica in sample]
-        least = min(totals) + EQUAL_S
-        best = [replica for replica, total in zip(sample, totals, strict=True) if total <= least]
-        return best[0] if len(best) == 1 else best[int(random() * len(best))]
-
-    def _judge(self, replica: Replica, question: Question, judge: Callable[..., J]) -> J:
-        """What `scores.cost`, or `scores.score` with its parts, says of a replica."""
-        demand, now, name, loads = question.demand, question.now, replica.name, self.loads
-        standing = loads.standings_by_name.get(name)
-        if standing is None or standing.replica is None:
-            standing = Standing(name, loads.habits(replica.revision))
-            standing.replica = replica
-        tokens = demand.prompt_size if demand.is_tokens else demand.prompt_size / standing.habits.bytes_per_token
-        cached_share = 0.0
-        if demand.blocks and (kept := self.prefixes.believed(name, demand.blocks)):
-            cached_share = kept * demand.block_size / demand.prompt_size
-        return judge(
-            standing,
-            loads.weight(standing, now),
-            self.slow_start.weight(name, now) if self.slow_start.is_any else 1.0,
-            tokens,
-            demand.output_tokens,
-            cached_share,
-            name == question.home,
-            demand.priority,
-            question.failed,
-        )
+        totals = costs(sample, question, self.loads, self.prefixes, self.slow_start)
+        ordered = sorted(totals)
+        least = ordered[0] + EQUAL_S
+        if ordered[1] > least:
+            return sample[totals.index(ordered[0])]
+        best = [standing for standing, total in zip(sample, totals, strict=True) if total <= least]
+        return best[int(random() * len(best))]
 
     def _candidate(self, replica: Replica, question: Question) -> Candidate:
-        excluded_by = self.filters.excluded_by(replica, question)
-        standing = self.loads.standing(replica.name)
+        standing = self.loads.known(replica)
+        excluded_by = self.filters.excluded_by(standing, question)
         return Candidate(
             replica,
             excluded_by,
-            None if excluded_by else self._judge(replica, question, scores.score),
-            len(standing.tokens) if standing is not None else 0,
-            standing.age_s(question.now) if standing is not None else None,
+            None if excluded_by else self._score(standing, question),
+            standing.own,
+            standing.age_s(question.now),
+        )
+
+    def _score(self, standing: Standing, question: Question) -> Score:
+        """What `costs` says of a replica, with its parts."""
+        demand, now, name = question.demand, question.now, standing.name
+        tokens = demand.prompt_size if demand.is_tokens else demand.prompt_size / standing.habits.bytes_per_token
+        kept = self.prefixes.believed(name, demand.blocks)
+        return score(
+            standing,
+            self.loads.weight(standing, now),
+            self.slow_start.weight(name, now),
+            tokens,
+            demand.output_tokens,
+            kept * demand.block_size / demand.prompt_size if kept else 0.0,
+            name == question.home,
+            demand.priority,
+            question.failed,
         )
 
     # What becomes of attempts
@@ -287,6 +290,7 @@ class Routing:
         self._flights[token] = _Flight(replica, revision, epoch, demand, expected)
         self.silent.add(token)
         self.loads.begin(token, replica)
+        self.doors.sent(replica)
         self.outliers.dispatched(replica, token, now)
         self.affinity.serve(demand.affinity, replica, now)
 
@@ -325,6 +329,7 @@ class Routing:
         if flight is None:
             return
         is_silent = token in self.silent
+        self.doors.ended(flight.replica)
         self.loads.end(token, now, is_measured=not is_silent)
         if not is_silent:
             return
@@ -346,14 +351,20 @@ class Routing:
 
     def report(self, replica: str, report: ReplicaReport, now: float, age_s: float = 0.0) -> None:
         """A Scheduler's report has come, `age_s` seconds old."""
-        self.loads.report(replica, report, now, age_s)
+        if not self.loads.report(replica, report, now, age_s):
+            return  # no snapshot has it, and nothing is kept of it
+        self.doors.report(
+            replica, admits_from=report.admits_from, room=report.room, closed=report.closed, now=now - age_s
+        )
+        gone = self.evictions.take(replica, report.kv_stored, report.kv_removed, self.prefixes.size(replica))
+        self.prefixes.fade(replica, gone)
 
 
-def _sample(found: list[Replica], count: int, random: Random) -> list[Replica]:
+def _sample(found: list[Standing], count: int, random: Random) -> list[Standing]:
     """`count` different ones, or all."""
     if len(found) <= count:
         return found
-    chosen: list[Replica] = []
+    chosen: list[Standing] = []
     for _ in range(count):
         chosen.append(found.pop(int(random() * len(found))))
     return chosen

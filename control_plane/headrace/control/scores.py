@@ -2,7 +2,8 @@
 
 Sans-io. Seconds, because they can be added: a prefix that is kept there is worth the prefill that it saves, and a queue
 costs what it takes to drain. The parts are those of headrace.api.router.v1.ScorePart; docs/routing.md says what each
-means to an operator. One score costs a few microseconds and looks at nothing but its replica and its revision's habits.
+means to an operator. A score looks at nothing but its replica and its revision's habits. It explains:
+decisions compare totals as `headrace.control.costs` makes them, at a fraction of the price.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def score(
         failed: domains of the replicas that this request was tried on.
     """
     habits, report = standing.habits, standing.report
-    own, service_s = len(standing.tokens), habits.service_s
+    own, service_s = standing.own, habits.service_s
     if report is None:
         assert standing.replica is not None
         width, rate = standing.replica.slots or 1, habits.prefill_tokens_per_s
@@ -116,55 +117,9 @@ def score(
     if ramp < 1.0:
         slow = wait_s(own + others, max(1.0, width * ramp), service_s) - wait_s(own + others, width, service_s)
     if failed or len(habits.slots_by_zone) > 1:
-        spread = _spread_s(standing, habits, failed)
+        spread = spread_s(standing, habits, failed)
     home = -AFFINITY_S - (0.0 if saved else AFFINITY * prefill) if is_home else 0.0
     return Score(fresh, prefill, kv, -saved, home, spread, slow, aged - fresh)
-
-
-def cost(
-    standing: Standing,
-    weight: float,
-    ramp: float,
-    prompt_tokens: float,
-    output_tokens: int,
-    cached_share: float,
-    is_home: bool,
-    priority: int,
-    failed: tuple[FailureDomain, ...] = (),
-) -> float:
-    """The total of `score`, without its parts: what decisions compare, at a fraction of the price."""
-    habits, report = standing.habits, standing.report
-    own, service_s = len(standing.tokens), habits.service_s
-    if report is None:
-        assert standing.replica is not None
-        width, rate = standing.replica.slots or 1, habits.prefill_tokens_per_s
-        attempts = own + habits.others_per_slot * width
-        total = wait_s(attempts, width, service_s)
-    else:
-        width, rate = report.width, report.prefill_tokens_per_s or habits.prefill_tokens_per_s
-        attempts = own + weight * standing.theirs + (1.0 - weight) * habits.others_per_slot * width
-        queued = attempts + 1.0 - width
-        total = service_s * (SHARING * attempts + (queued if queued > 0.0 else 0.0)) / width
-        if report.queue_wait_s is not None:
-            queued = report.active + report.waiting + 1.0 - width
-            total += weight * (report.queue_wait_s - (service_s * queued / width if queued > 0.0 else 0.0))
-            total = max(total, 0.0)
-        if report.admits_from > priority:
-            total += weight * REFUSAL_S
-        if report.kv_cells:
-            needed = prompt_tokens * (1.0 - cached_share) + output_tokens
-            missing = needed - report.kv_cells + report.kv_cells_reserved
-            if missing > 0.0:
-                total += weight * service_s * min(1.0, missing / report.kv_cells)
-    prefill = prompt_tokens / rate
-    total += prefill * (1.0 - cached_share)
-    if ramp < 1.0:
-        total += wait_s(attempts, max(1.0, width * ramp), service_s) - wait_s(attempts, width, service_s)
-    if failed or len(habits.slots_by_zone) > 1:
-        total += _spread_s(standing, habits, failed)
-    if is_home:
-        total -= AFFINITY_S + (0.0 if prefill * cached_share else AFFINITY * prefill)
-    return total
 
 
 def _queue_s(attempts: float, width: float, service_s: float) -> float:
@@ -172,7 +127,8 @@ def _queue_s(attempts: float, width: float, service_s: float) -> float:
     return service_s * queued / width if queued > 0.0 else 0.0
 
 
-def _spread_s(standing: Standing, habits: Habits, failed: tuple[FailureDomain, ...]) -> float:
+def spread_s(standing: Standing, habits: Habits, failed: tuple[FailureDomain, ...]) -> float:
+    """The part `spread`; see `Score`."""
     assert standing.replica is not None
     cost = 0.0
     if habits.in_flight and habits.slots:

@@ -23,6 +23,8 @@ SAMPLES_MIN = 8
 MEMORY = 32
 """Measurements after which an old one has lost two thirds of its weight."""
 STALE_S = 60.0
+SPREAD_MAX = 1.0
+"""No reader who stood still makes a mean more than 1.65 times the average."""
 CLASSES_MAX = 1024
 PRIOR_HOLD_S = 2.0
 """How long a request has its slot, where nothing is known."""
@@ -73,12 +75,21 @@ class Average:
     log: float = 0.0
     samples: int = 0
     at: float = -math.inf
+    spread: float = 0.0
+    """Variance of the logarithms."""
 
     def add(self, value: float, now: float) -> None:
         """Take one measurement; what is not above zero is taken as very little."""
         self.samples += 1
-        self.log += (math.log(max(value, 1e-6)) - self.log) / min(self.samples, MEMORY)
+        off, share = math.log(max(value, 1e-6)) - self.log, 1 / min(self.samples, MEMORY)
+        self.log += off * share
+        self.spread += (off * off * (1 - share) - self.spread) * share
         self.at = now
+
+    def mean(self, now: float) -> float | None:
+        """The arithmetic mean of what is spread as it is: what many take together, each. None as with `value`."""
+        value = self.value(now)
+        return None if value is None else value * math.exp(min(self.spread, SPREAD_MAX) / 2)
 
     def value(self, now: float) -> float | None:
         """The average; None while it is not to be believed."""
@@ -94,10 +105,12 @@ class _Times:
     token_s: Average = field(default_factory=Average)
     output_tokens: Average = field(default_factory=Average)
     hold_s: Average = field(default_factory=Average)
+    output_share: Average = field(default_factory=Average)
+    """Output tokens, for each that the class may generate."""
     prompt_ratio: Average = field(default_factory=Average)
     """Tokens of a prompt that the engine counted, for one that its bytes told."""
 
-    def add(self, served: Served, now: float) -> None:
+    def add(self, kind: LoadClass, served: Served, now: float) -> None:
         if served.prefill_s is not None:
             self.prefill_s.add(served.prefill_s, now)
             self.prefill_token_s.add(served.prefill_s / max(1, served.prompt_tokens), now)
@@ -105,6 +118,8 @@ class _Times:
             self.token_s.add(served.token_s, now)
         if served.output_tokens is not None:
             self.output_tokens.add(max(1, served.output_tokens), now)
+            if kind.output_bound:
+                self.output_share.add(max(1, served.output_tokens) / kind.output_bound, now)
         if served.hold_s is not None:
             self.hold_s.add(served.hold_s, now)
 
@@ -122,7 +137,7 @@ class ServiceTimes:
     def add(self, kind: LoadClass, served: Served, now: float) -> None:
         """An attempt has ended."""
         for times in self._of(kind):
-            times.add(served, now)
+            times.add(kind, served, now)
 
     def counted(self, kind: LoadClass, guess: int, tokens: int, now: float) -> None:
         """The engine has counted the tokens of a prompt whose bytes told `guess`."""
@@ -150,9 +165,9 @@ class ServiceTimes:
         if token_s is None:
             token_s = whole.token_s.value(now)
         output = own.output_tokens.value(now)
-        hold_s = own.hold_s.value(now)
+        hold_s = own.hold_s.mean(now)
         if hold_s is None:
-            hold_s = whole.hold_s.value(now)
+            hold_s = self._borrowed_s(whole, prefill_s, token_s, max_tokens, now)
         return Expected(
             prefill_s=prefill_s,
             token_s=token_s,
@@ -160,6 +175,15 @@ class ServiceTimes:
             hold_s=PRIOR_HOLD_S if hold_s is None else hold_s,
             is_measured=hold_s is not None,
         )
+
+    def _borrowed_s(
+        self, whole: _Times, prefill_s: float | None, token_s: float | None, max_tokens: int, now: float
+    ) -> float | None:
+        """For how long one of a class that was not measured has its slot."""
+        share = whole.output_share.value(now)
+        if prefill_s is None or token_s is None or share is None:
+            return whole.hold_s.mean(now)
+        return prefill_s + token_s * share * max_tokens
 
     def _of(self, kind: LoadClass) -> tuple[_Times, _Times]:
         """What is kept of a class and of its revision, made where there is nothing yet."""
@@ -176,7 +200,7 @@ class ServiceTimes:
     def hold_s(self, revision: str, now: float) -> float | None:
         """How long a request of middling size has its slot; None: not known."""
         times = self._revisions.get(revision)
-        return None if times is None else times.hold_s.value(now)
+        return None if times is None else times.hold_s.mean(now)
 
     def prefill_tokens_per_s(self, revision: str, now: float) -> int:
         """Prompt tokens a second of one prefill; 0: not known."""

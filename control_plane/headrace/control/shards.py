@@ -185,5 +185,5 @@ def _buckets(members: Sequence[N], before: int) -> dict[str, tuple[N, ...]]:
 
 
 def _artifacts_of(snapshot: RoutingSnapshot, revisions: Iterable[Revision]) -> tuple[Artifact, ...]:
-    wanted = sorted({r.artifact for r in revisions if r.artifact})
+    wanted = sorted({name for r in revisions for name in r.artifacts})
     return tuple(snapshot.artifact_by_name[name] for name in wanted)

@@ -24,29 +24,25 @@ class SlowStart:
         assert 0.0 < floor <= 1.0
         self._ramp_s = ramp_s
         self._floor = floor
-        self._since: dict[str, float] = {}
-
-    @property
-    def is_any(self) -> bool:
-        """Whether any replica is in its ramp."""
-        return bool(self._since)
+        self.since_by_name: dict[str, float] = {}
+        """Who is in its ramp, since when; to be read only."""
 
     def begin(self, replica: str, now: float) -> None:
         """Start a replica's ramp."""
         if self._ramp_s > 0.0:
-            self._since[replica] = now
+            self.since_by_name[replica] = now
 
     def forget(self, replica: str) -> None:
         """It is gone."""
-        self._since.pop(replica, None)
+        self.since_by_name.pop(replica, None)
 
     def weight(self, replica: str, now: float) -> float:
         """How much of its load it takes now, from the floor to 1."""
-        since = self._since.get(replica)
+        since = self.since_by_name.get(replica)
         if since is None:
             return 1.0
         done = (now - since) / self._ramp_s
         if done >= 1.0:
-            del self._since[replica]
+            del self.since_by_name[replica]
             return 1.0
         return self._floor + (1.0 - self._floor) * max(0.0, done)

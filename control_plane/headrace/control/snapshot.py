@@ -109,6 +109,9 @@ class RoutingSnapshot:
     ready_of: Mapping[str, tuple[Replica, ...]] = field(init=False, repr=False, compare=False)
     """Those that are READY, by revision name."""
     revocation_of: Mapping[str, Revocation] = field(init=False, repr=False, compare=False)
+    sole_of: Mapping[str, Revision] = field(init=False, repr=False, compare=False)
+    """By a name that clients may use, the revision that alone can be meant: not revoked, and behind an alias the one
+    target, and served. So the usual request costs one look; other names take a closer one."""
     tenant_by_name: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
     tenant_by_key_digest: Mapping[bytes, tuple[Tenant, ApiKey]] = field(init=False, repr=False, compare=False)
     """Whose key it is; whether that is expired or revoked is for the reader to ask."""
@@ -142,11 +145,23 @@ class RoutingSnapshot:
         put(self, "tenant_by_key_digest", found.by_digest)
         put(self, "tenant_by_certificate", found.by_certificate)
         self._check_references(parts)
+        put(self, "sole_of", MappingProxyType(self._sole()))
+
+    def _sole(self) -> dict[str, Revision]:
+        found: dict[str, Revision] = {}
+        for alias in self.aliases:
+            only, short = alias.targets[0].revision, alias.name.removeprefix("aliases/")
+            if len(alias.targets) == 1 and only not in self.revocation_of and self.ready_of.get(only):
+                found[alias.name] = self.revision_by_name[only]
+                if short not in self.alias_by_name:
+                    found[short] = self.revision_by_name[only]
+        return found | {name: r for name, r in self.revision_by_name.items() if name not in self.revocation_of}
 
     def _check_references(self, parts: tuple[Part, ...]) -> None:
         for revision in self.revisions:
-            if revision.artifact and revision.artifact not in self.artifact_by_name:
-                raise InconsistentSnapshot(f"{revision.name} needs {revision.artifact}, which is not here")
+            for name in revision.artifacts:
+                if name not in self.artifact_by_name:
+                    raise InconsistentSnapshot(f"{revision.name} needs {name}, which is not here")
         for alias in self.aliases:
             for target in chain(alias.targets, alias.last_good):
                 if target.revision not in self.revision_by_name:
@@ -195,8 +210,9 @@ def compile_snapshot(
     kept_artifacts = {a.name: a for a in sorted(artifacts, key=lambda a: a.name)}
     kept_revisions: dict[str, Revision] = {}
     for revision in sorted(revisions, key=lambda r: r.name):
-        if revision.artifact and revision.artifact not in kept_artifacts:
-            problems.append(f"{revision.name} was left out: {revision.artifact} does not exist")
+        gone = [name for name in revision.artifacts if name not in kept_artifacts]
+        if gone:
+            problems.append(f"{revision.name} was left out: {', '.join(gone)} does not exist")
         else:
             kept_revisions[revision.name] = revision
     kept_aliases = []

@@ -47,6 +47,16 @@ class AttemptEnd:
     output_tokens: int | None = None
     """Tokens that the engine handed out; None where nobody knows."""
 
+    @property
+    def is_for_load(self) -> bool:
+        """Whether it was refused for what waits there, so that another replica may take it.
+
+        A deadline that would not be met without any wait names no delay: it is met nowhere.
+        """
+        if self.reason is Reason.DEADLINE_UNMEETABLE:
+            return self.push_back_s is not None
+        return self.reason is Reason.OVERLOADED
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:

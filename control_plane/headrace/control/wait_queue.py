@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from headrace.control.fair_shares import RESERVED, Choice, PriorityShares, TenantRing
 from headrace.control.priority import Priority
+from headrace.control.wait_forecast import Ahead, Arrivals, Rival
 
 PATIENCE_S = 60.0
 """Without a deadline, or with a far one, it counts as due so long after its arrival."""
@@ -65,17 +66,27 @@ class Waiting:
 
 
 @dataclass(slots=True)
+class _Sum:
+    """Of entries together."""
+
+    work: float = 0.0
+    cost: int = 0
+    cells: int = 0
+
+    def add(self, entry: Waiting, sign: int = 1) -> None:
+        self.work += sign * entry.work
+        self.cost += sign * entry.cost
+        self.cells += sign * entry.cells
+
+
+@dataclass(slots=True)
 class _Line:
     """Those of one priority."""
 
     ring: TenantRing[Waiting] = field(default_factory=TenantRing)
     arrivals: dict[int, Waiting] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=dict)
-    """By tenant, of all its entries together."""
-    total_work: float = 0.0
-    cells: dict[str, int] = field(default_factory=dict)
-    """By tenant, that all its entries together will reserve."""
-    total_cells: int = 0
+    tenants: dict[str, _Sum] = field(default_factory=dict)
+    total: _Sum = field(default_factory=_Sum)
 
 
 class WaitQueue:
@@ -95,6 +106,8 @@ class WaitQueue:
         self._pass_s = pass_s
         self._passes_max = passes_max
         self._lines: dict[Priority, _Line] = {}
+        self._arrivals: dict[Priority, Arrivals] = {}
+        self._owes = reserved
         self._shares = PriorityShares(reserved)
         self._entries: dict[int, Waiting] = {}
         self._expiries: list[tuple[float, int]] = []
@@ -109,6 +122,11 @@ class WaitQueue:
         return token in self._entries
 
     @property
+    def latest(self) -> int:
+        """Number of the latest one that came."""
+        return self._numbers
+
+    @property
     def waiting(self) -> Mapping[Priority, int]:
         """How many wait, by priority."""
         return {priority: len(line.arrivals) for priority, line in tuple(self._lines.items())}
@@ -121,12 +139,14 @@ class WaitQueue:
     def held_by(self, priority: Priority, tenant: str) -> tuple[int, int]:
         """How many of a tenant wait at that priority, and the KV cells that they will reserve."""
         line = self._lines.get(priority)
-        return (0, 0) if line is None else (line.ring.count(tenant), line.cells.get(tenant, 0))
+        if line is None or not line.ring.has(tenant):
+            return 0, 0
+        return line.ring.count(tenant), line.tenants[tenant].cells
 
     def below(self, priority: Priority) -> tuple[int, int]:
         """The same of all whose places one of that priority may take."""
         lines = [line for one, line in self._lines.items() if one < priority]
-        return sum(len(line.arrivals) for line in lines), sum(line.total_cells for line in lines)
+        return sum(len(line.arrivals) for line in lines), sum(line.total.cells for line in lines)
 
     # In and out
 
@@ -138,10 +158,9 @@ class WaitQueue:
         line = self._lines.setdefault(entry.priority, _Line())
         line.ring.put(entry.tenant, entry, entry.weight)
         line.arrivals[entry.token] = entry
-        line.work[entry.tenant] = line.work.get(entry.tenant, 0.0) + entry.work
-        line.total_work += entry.work
-        line.cells[entry.tenant] = line.cells.get(entry.tenant, 0) + entry.cells
-        line.total_cells += entry.cells
+        line.total.add(entry)
+        line.tenants.setdefault(entry.tenant, _Sum()).add(entry)
+        self._arrivals.setdefault(entry.priority, Arrivals()).add(entry.tenant, entry.work, entry.arrived_at)
         self._entries[entry.token] = entry
         self.tokens += entry.cells
         self.shorts += entry.is_short
@@ -223,23 +242,54 @@ class WaitQueue:
         line = self._lines[max(self._lines)]
         return now - next(iter(line.arrivals.values())).arrived_at
 
-    def work_ahead(self, priority: Priority, tenant: str | None, order: tuple[float, int], work: float) -> float:
-        """Work of those that are served before one of such a place, as estimated.
+    def work_ahead(self, priority: Priority) -> float:
+        """Work of all who wait at that priority and above."""
+        return sum(line.total.work for one, line in self._lines.items() if one >= priority)
 
-        Args:
-            priority: its priority.
-            tenant: whose it is; None: behind everybody of its priority.
-            order: its place within its tenant.
-            work: its own: while its tenant waits for it, each other one gets as much.
-        """
-        ahead = sum(line.total_work for one, line in self._lines.items() if one > priority)
-        line = self._lines.get(priority)
-        if line is None:
-            return ahead
-        if tenant is None:
-            return ahead + line.total_work
-        own = line.work.get(tenant, 0.0) * line.ring.ahead(tenant, order)
-        return ahead + own + sum(min(w, own + work) for name, w in line.work.items() if name != tenant)
+    def ahead_of(self, entry: Waiting, now: float) -> Ahead:
+        """What would go before an entry that came now; it is not in the queue."""
+        higher = lower_share = 0.0
+        for priority, line in self._lines.items():
+            if priority > entry.priority:
+                higher += line.total.work
+            elif priority < entry.priority:
+                lower_share += self._owes.get(priority, 0.0)
+        line = self._lines.get(entry.priority) or _Line()
+        own = line.tenants.get(entry.tenant)
+        return Ahead(
+            higher=higher,
+            higher_rate=sum(one.work.rate(now) for p, one in self._arrivals.items() if p > entry.priority),
+            own=own.work * line.ring.ahead(entry.tenant, entry.order) if own is not None else 0.0,
+            rivals=tuple(self._rivals(entry, line, now)),
+            lower_share=lower_share,
+            paid_at=self._paid_at(entry, line) if higher else math.inf,
+        )
+
+    def _rivals(self, entry: Waiting, line: _Line, now: float) -> Iterator[Rival]:
+        """The other tenants of its priority that wait, or have come of late."""
+        ring, need = line.ring, line.ring.need(entry.tenant, entry, entry.weight)
+        come = self._arrivals.get(entry.priority)
+        for tenant, waits in line.tenants.items():
+            most = ring.most(tenant, need, 0) * waits.work / waits.cost if tenant != entry.tenant else 0.0
+            if most > 0:
+                rate = come.rate(tenant, now) if come is not None and most > waits.work else 0.0
+                yield Rival(waits.work, rate, most)
+        if come is None or not ring.passes(need):
+            return
+        usual = line.total if line.arrivals else entry  # where nobody waits, they are taken for its like
+        for tenant in come:
+            if tenant not in line.tenants and tenant != entry.tenant:
+                most = ring.most(tenant, need, entry.cost) * usual.work / usual.cost
+                yield Rival(0.0, come.rate(tenant, now), most)
+
+    def _paid_at(self, entry: Waiting, line: _Line) -> float:
+        """Work until its priority is owed what those of it who wait, and it, will cost; infinite: nothing is kept."""
+        share = self._owes.get(entry.priority, 0.0)
+        if not share:
+            return math.inf
+        cost = max(0.0, line.total.cost + entry.cost - self._shares.owed(entry.priority))
+        lines = self._lines.values()
+        return cost / share * sum(one.total.work for one in lines) / sum(one.total.cost for one in lines)
 
     # Shedding
 
@@ -295,12 +345,10 @@ class WaitQueue:
             self._blocked = None
         line = self._lines[entry.priority]
         del line.arrivals[entry.token]
-        line.total_work -= entry.work
-        line.work[entry.tenant] -= entry.work
-        line.total_cells -= entry.cells
-        line.cells[entry.tenant] -= entry.cells
+        line.total.add(entry, -1)
+        line.tenants[entry.tenant].add(entry, -1)
         if not line.arrivals:
             del self._lines[entry.priority]
             self._shares.forget(entry.priority)
         elif not line.ring.has(entry.tenant):
-            del line.work[entry.tenant], line.cells[entry.tenant]
+            del line.tenants[entry.tenant]

@@ -127,6 +127,13 @@ class WorkerQueue:
         waits = min(self.waiting.waiting, default=Priority.STANDARD)
         return max(lowest, Priority(min(waits + 1, Priority.CRITICAL)))
 
+    @property
+    def room(self) -> int:
+        """How many more may come before it is full."""
+        if self.book.preempted >= self.requests_max:
+            return 0
+        return max(0, self.requests_max - self.depth)
+
     def make_room(self, wanted: Dispatched, cells: int, waiting_bytes: int, now: float) -> list[int]:
         """Decide whether one more may wait.
 
@@ -167,17 +174,22 @@ class WorkerQueue:
         said = {"queueBytes": str(waiting_bytes), "limitBytes": str(self.bytes_max), "stage": "bytes"}
         raise self._overloaded("Too much input waits in this Scheduler.", said, wanted.priority, now)
 
-    def _check_share(self, wanted: Dispatched, cells: int, now: float) -> None:
-        """Refuse a tenant that has so many waiting that others, who ask too, would find no room."""
-        is_contended = self._rooms[wanted.priority].asks(wanted.tenant, now)
-        requests, tokens = self.waiting.held_by(wanted.priority, wanted.tenant)
-        if not is_contended or not requests:
-            return
-        below_requests, below_tokens = self.waiting.below(wanted.priority)
+    def leaves_share(self, priority: Priority, tenant: str, weight: float, cells: int, now: float) -> bool:
+        """Whether a tenant may add one of so many KV cells to what waits of its own, since others ask, too."""
+        requests, tokens = self.waiting.held_by(priority, tenant)
+        if not requests or not self._rooms[priority].others(tenant, now):
+            return True
+        below_requests, below_tokens = self.waiting.below(priority)
         free = self.requests_max - self.depth + below_requests
         free_tokens = self.tokens_max - self.waiting.tokens + below_tokens if self.tokens_max else math.inf
-        if has_share(requests, 1, free, wanted.weight) and has_share(tokens, cells, free_tokens, wanted.weight):
+        return has_share(requests, 1, free, weight) and has_share(tokens, cells, free_tokens, weight)
+
+    def _check_share(self, wanted: Dispatched, cells: int, now: float) -> None:
+        """Refuse a tenant that has so many waiting that others, who ask too, would find no room."""
+        self._rooms[wanted.priority].asks(wanted.tenant, now)
+        if self.leaves_share(wanted.priority, wanted.tenant, wanted.weight, cells, now):
             return
+        requests, _ = self.waiting.held_by(wanted.priority, wanted.tenant)
         said = {"queueDepth": str(self.depth), "limit": str(self.requests_max), "tenantDepth": str(requests)}
         said["stage"] = "share"
         raise self._overloaded("What room is left is for tenants with less that waits.", said, wanted.priority, now)
@@ -210,11 +222,9 @@ class WorkerQueue:
             Failure: DEADLINE_UNMEETABLE; OVERLOADED where it is the longest wait that would not be kept.
         """
         queue_s = attempt.budget.queue_remaining_s(now)
-        limit_s = math.inf if queue_s is None else queue_s
         remaining_s = attempt.budget.deadline_at - now
         end_s = expected.end_s(expected.output_tokens) if attempt.max_tokens <= END_TOKENS_MAX else None
-        spare_s = min(limit_s, remaining_s - max(end_s or 0.0, expected.prefill_s or 0.0))
-        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now, spare_s)
+        wait_s = 0.0 if is_next else self._wait_of(attempt, expected, now)
         if queue_s is not None and wait_s > queue_s:
             said = {"expectedMs": _ms(wait_s), "limitMs": _ms(queue_s), "stage": "wait"}
             raise self._overloaded("It would wait longer than it may.", said, attempt.priority, now)
@@ -276,7 +286,7 @@ class WorkerQueue:
 
     def wait_s(self, priority: Priority, now: float) -> tuple[float, bool]:
         """What a request of middling size that came now would wait, and whether that was measured."""
-        return self._wait_s(self.waiting.work_ahead(priority, None, (math.inf, 0), 0.0), now)
+        return self._wait_s(self.waiting.work_ahead(priority), now)
 
     def prefill_tokens_per_s(self, now: float) -> int:
         """Prompt tokens a second of one prefill; 0: not known."""
@@ -300,30 +310,33 @@ class WorkerQueue:
         self._short_used_at = now
         return max(0, min(share, round(self._short_used)) - book.shorts)
 
-    def _wait_of(self, attempt: Attempt, expected: Expected, now: float, spare_s: float) -> float:
-        """Its wait, by measured times; the wait behind everybody of its priority where that is soon enough."""
-        most_s, is_measured = self.wait_s(attempt.priority, now)
-        if not is_measured:
+    def _wait_of(self, attempt: Attempt, expected: Expected, now: float) -> float:
+        """Its wait, by measured times; 0 where there are none."""
+        hold_s = self._times.hold_s(self.book.revision, now)
+        if hold_s is None or self._is_free(self.waiting.work_ahead(attempt.priority)):
             return 0.0
-        if most_s <= spare_s:
-            return most_s
         entry = self._entry(attempt, expected, now)
         entry.number = 1 << 62
-        ahead = self.waiting.work_ahead(attempt.priority, attempt.tenant, entry.order, entry.work)
-        return self._wait_s(ahead, now)[0]
+        before, width = self._before_all()
+        return self.waiting.ahead_of(entry, now).wait_s(width / hold_s, before)
 
     def _wait_s(self, ahead: float, now: float) -> tuple[float, bool]:
         """Wait behind so much work. It is counted in usual ones, so that it is right when their time is known."""
-        book = self.book
-        hold_s = self._times.hold_s(book.revision, now)
-        busy = book.active + book.staged
-        if ahead <= 0 and busy < self.limit:
+        if self._is_free(ahead):
             return 0.0, True
-        one_s = PRIOR_HOLD_S if hold_s is None else hold_s
+        hold_s = self._times.hold_s(self.book.revision, now)
+        before, width = self._before_all()
+        return (ahead + before) * (PRIOR_HOLD_S if hold_s is None else hold_s) / width, hold_s is not None
+
+    def _is_free(self, ahead: float) -> bool:
+        """Whether one that comes now, behind so much work, has its slot at once."""
+        return ahead <= 0 and self.book.active + self.book.staged < self.limit
+
+    def _before_all(self) -> tuple[int, int]:
+        """Usual ones that have to end before anybody who waits begins, and how many run at a time."""
+        busy = self.book.active + self.book.staged
         # Where KV is what is missing, fewer run than there are slots.
-        width = max(1, min(self.limit, busy))
-        staged_ahead = max(0, busy - self.limit)
-        return (ahead + staged_ahead + 1) * one_s / width, hold_s is not None
+        return max(0, busy - self.limit) + 1, max(1, min(self.limit, busy))
 
     def _overloaded(self, message: str, metadata: Mapping[str, str], priority: Priority, now: float) -> Failure:
         wait_s, is_measured = self.wait_s(priority, now)

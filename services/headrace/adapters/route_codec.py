@@ -7,14 +7,16 @@ match the digest raises `BadRecord`, so that nothing half-understood is ever rou
 from __future__ import annotations
 
 import dataclasses
-import enum
+import functools
 import sys
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from headrace.adapters import execution_codec
+from headrace.adapters.execution_codec import enum_of, execution_from_proto, execution_to_proto
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.registry.v1 import resources_pb2, routing_pb2
 from headrace.control.resources import (
@@ -23,8 +25,6 @@ from headrace.control.resources import (
     Artifact,
     ArtifactFile,
     Effort,
-    Engine,
-    Execution,
     FailureDomain,
     FileKind,
     Labels,
@@ -38,17 +38,11 @@ from headrace.control.resources import (
 from headrace.control.revocation import Revocation
 from headrace.control.snapshot import RoutingSnapshot
 
-
-class BadRecord(ValueError):
-    """A stored or received record cannot be understood; the message says why."""
-
+BadRecord = execution_codec.BadRecord
 
 _KINDS: dict[FileKind, Any] = {k: resources_pb2.ArtifactFile.Kind.Value(f"KIND_{k.name}") for k in FileKind}
-_ENGINES: dict[Engine, Any] = {e: resources_pb2.Execution.Engine.Value(f"ENGINE_{e.name}") for e in Engine}
 _STATES: dict[ReplicaState, Any] = {s: resources_pb2.Replica.State.Value(f"STATE_{s.name}") for s in ReplicaState}
 EFFORTS: dict[Effort, Any] = {e: inference_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{e.name}") for e in Effort}
-
-E = TypeVar("E", bound=enum.Enum)
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -86,7 +80,7 @@ def artifact_from_proto(message: resources_pb2.Artifact) -> Artifact:
         BadRecord: it does not hold together.
     """
     artifact = Artifact(
-        files=tuple(ArtifactFile(f.path, f.size, f.sha256, _enum(_KINDS, f.kind, "kind")) for f in message.files),
+        files=tuple(ArtifactFile(f.path, f.size, f.sha256, enum_of(_KINDS, f.kind, "kind")) for f in message.files),
         location=message.location,
         create_time_ms=_milliseconds(message.create_time),
         labels=labels_of(message.labels),
@@ -134,20 +128,7 @@ def revision_to_proto(revision: Revision) -> resources_pb2.Revision:
         name=revision.name,
         digest=revision.digest,
         artifact=revision.artifact,
-        execution=resources_pb2.Execution(
-            engine=_ENGINES[run.engine],
-            context_tokens=run.context_tokens,
-            slots=run.slots,
-            kv_cells=run.kv_cells,
-            prefill_chunk=run.prefill_chunk,
-            threads=run.threads,
-            synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
-            synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
-            run_ahead_tokens=run.run_ahead_tokens,
-            tensor_parallel=run.tensor_parallel,
-            pipeline_parallel=run.pipeline_parallel,
-            device=run.device,
-        ),
+        execution=execution_to_proto(run),
         policy=resources_pb2.RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
             default_sampling=sampling_to_proto(policy.default_sampling),
@@ -180,25 +161,12 @@ def revision_from_proto(
         model=model,
         artifact=message.artifact,
         artifact_digest=artifact_digest,
-        execution=Execution(
-            engine=_enum(_ENGINES, run.engine, "execution.engine"),
-            context_tokens=run.context_tokens,
-            slots=run.slots,
-            kv_cells=run.kv_cells,
-            prefill_chunk=run.prefill_chunk,
-            threads=run.threads,
-            synthetic_prefill_tokens_per_s=run.synthetic_prefill_tokens_per_s,
-            synthetic_decode_tokens_per_s=run.synthetic_decode_tokens_per_s,
-            run_ahead_tokens=run.run_ahead_tokens,
-            tensor_parallel=run.tensor_parallel,
-            pipeline_parallel=run.pipeline_parallel,
-            device=run.device,
-        ),
+        execution=execution_from_proto(run),
         policy=RequestPolicy(
             max_output_tokens=policy.max_output_tokens,
             default_sampling=sampling_from_proto(policy.default_sampling),
-            supported_efforts=frozenset(_enum(EFFORTS, e, "supported_efforts") for e in policy.supported_efforts),
-            default_effort=_enum(EFFORTS, policy.default_effort, "default_effort") if policy.default_effort else None,
+            supported_efforts=frozenset(enum_of(EFFORTS, e, "supported_efforts") for e in policy.supported_efforts),
+            default_effort=enum_of(EFFORTS, policy.default_effort, "default_effort") if policy.default_effort else None,
         ),
         create_time_ms=_milliseconds(message.create_time),
         labels=labels_of(message.labels),
@@ -248,6 +216,7 @@ def replica_to_proto(replica: Replica) -> resources_pb2.Replica:
         kv_cells=replica.kv_cells,
         failure_domain=resources_pb2.FailureDomain(host=domain.host, rack=domain.rack, zone=domain.zone),
         detail=replica.detail,
+        guided_decoding=sorted(replica.guided),
     )
 
 
@@ -263,13 +232,20 @@ def replica_from_proto(message: resources_pb2.Replica, *, epoch: int | None = No
         revision=sys.intern(message.revision),  # thousands of replicas share these
         scheduler=sys.intern(message.scheduler),
         endpoint=sys.intern(message.endpoint),
-        state=_enum(_STATES, message.state, "state"),
+        state=enum_of(_STATES, message.state, "state"),
         epoch=message.epoch if epoch is None else epoch,
         slots=message.slots,
         kv_cells=message.kv_cells,
         failure_domain=FailureDomain(domain.host, domain.rack, domain.zone),
         detail=message.detail,
+        guided=_shared(tuple(message.guided_decoding)),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(words: tuple[str, ...]) -> frozenset[str]:
+    """The same set for the same words: thousands of replicas have them."""
+    return frozenset(words)
 
 
 def revocation_to_proto(revocation: Revocation) -> resources_pb2.Revocation:
@@ -308,13 +284,6 @@ def model_of(revision_name: str) -> str:
     """Model id in a revision's name; "" if it is not one."""
     parts = revision_name.split("/")
     return parts[1] if len(parts) == 4 else ""
-
-
-def _enum(table: dict[E, Any], value: int, field: str) -> E:
-    for member, number in table.items():
-        if number == value:
-            return member
-    raise BadRecord(f"{field} has the unknown value {value}")
 
 
 def _check_identity(name: str, digest: str, said_name: str, said_digest: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,28 @@ _SAMPLING = (
     ("frequency-penalty", float, "-2 to 2, for each time a token was seen."),
     ("seed", int, "Fixes the random draws."),
 )
+
+
+_GUIDES = ("json_schema", "json_object", "regex", "choice", "grammar")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def _take_guide(options: dict[str, Any]) -> None:
+    """What guides the answer, of which there may be one; files are read."""
+    options["choice"] = list(options["choice"]) or None
+    given = [f"--{name.replace('_', '-')}" for name in _GUIDES if options[name]]
+    if len(given) > 1:
+        raise Problem(f"{' and '.join(given)} exclude each other", code=EXIT_USAGE)
+    for name in ("json_schema", "grammar"):
+        options[name] = _read(name, options[name]) if options[name] is not None else None
+
+
+def _read(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Problem(f"--{option.replace('_', '-')}: cannot read {path}: {why}", code=EXIT_USAGE) from None
 
 
 def _sampling_options(command: Any) -> Any:
@@ -57,6 +80,11 @@ def _sampling_options(command: Any) -> Any:
               help="Sent again with the same KEY it is not run again: what came of it is repeated.")  # fmt: skip
 @click.option("--recover", is_flag=True, help="If its worker is lost, let another one go on behind what it wrote.")
 @click.option("--affinity", "affinity_key", metavar="TEXT", help="Run where others with the same TEXT ran, if it can.")
+@click.option("--json-schema", type=_FILE, metavar="FILE", help="The answer is JSON that is valid by this schema.")
+@click.option("--json-object", is_flag=True, help="The answer is one JSON object.")
+@click.option("--regex", metavar="PATTERN", help="The answer matches PATTERN as a whole.")
+@click.option("--choice", multiple=True, metavar="TEXT", help="The answer is one of the TEXTs that are given.")
+@click.option("--grammar", type=_FILE, metavar="FILE", help="The answer is of this grammar, in the engine's dialect.")
 @caller_options
 @click.option("--json", "as_json", is_flag=True, help="Print events, one JSON document a line.")
 @click.option("--quiet", is_flag=True, help="No table at the end.")
@@ -86,6 +114,8 @@ def generate(
     headrace generate --chat --system "Answer in one word." "What is the capital of France?"
     cat notes.txt | headrace generate - --json
     headrace generate "A long story" --resume
+    headrace generate "A river, as JSON: " --json-schema river.json
+    headrace generate "Is water wet? " --choice yes --choice no
     headrace generate "Sum up: ..." --priority batch --idempotency-key report-2026-11-29 --recover
     HEADRACE_ROUTER=models.example:443 headrace generate "Hello" --tls --api-key-file ~/.headrace-key
     """  # noqa: D301
@@ -95,6 +125,7 @@ def generate(
         raise Problem("no model was named", hint="--model NAME; `headrace model list` has them", code=EXIT_USAGE)
     text = sys.stdin.read() if prompt == "-" else prompt
     options["stop"] = list(options["stop"]) or None
+    _take_guide(options)
     if resumable:
         options["on_disconnect"] = "continue"
     if recover:

@@ -46,10 +46,22 @@ class Execution:
     tensor_parallel: int = 0
     pipeline_parallel: int = 0
     device: str = ""
+    gpus: int = 0
+    gpu_memory_fraction: float = 0.0
+    dtype: str = ""
+    kv_events: bool = False
+    eager: bool = False
+    abort: str = ""
+    """Name of an `Abort`; "": what is held for safe."""
+    speculative: str = ""
+    """Name of a `DraftMethod`; "": none."""
+    draft_tokens: int = 0
+    draft_artifact: str = ""
+    ngram_max: int = 0
 
     def to_proto(self, engine: resources_pb2.Execution.Engine) -> resources_pb2.Execution:
         """As the Registry stores it."""
-        return resources_pb2.Execution(
+        message = resources_pb2.Execution(
             engine=engine,
             context_tokens=self.context_tokens,
             slots=self.slots,
@@ -62,7 +74,20 @@ class Execution:
             tensor_parallel=self.tensor_parallel,
             pipeline_parallel=self.pipeline_parallel,
             device=self.device,
+            gpus=self.gpus,
+            gpu_memory_fraction=self.gpu_memory_fraction,
+            dtype=self.dtype,
+            kv_events=self.kv_events,
+            eager=self.eager,
         )
+        if self.abort:
+            message.abort = getattr(resources_pb2.Execution, f"ABORT_{self.abort.upper()}")
+        if self.speculative or self.draft_tokens or self.draft_artifact or self.ngram_max:
+            one = message.speculative
+            one.method = getattr(resources_pb2.Speculative, f"METHOD_{(self.speculative or 'unspecified').upper()}")
+            one.draft_tokens, one.ngram_max = self.draft_tokens, self.ngram_max
+            one.draft_artifact = full_artifact(self.draft_artifact) if self.draft_artifact else ""
+        return message
 
 
 class Admin:

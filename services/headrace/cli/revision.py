@@ -12,6 +12,7 @@ import click
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
+from headrace.adapters.execution_codec import execution_from_proto
 from headrace.adapters.route_codec import artifact_from_proto
 from headrace.api.registry.v1 import registry_service_pb2 as pb
 from headrace.api.registry.v1 import resources_pb2
@@ -24,8 +25,9 @@ from headrace.cli.show import print_json
 from headrace.cli.status import table
 from headrace.cli.templates import template_problem
 from headrace.control import compatibility
+from headrace.control.engine_settings import DTYPES
 from headrace.control.errors import InvalidRequest, Violation
-from headrace.control.resources import Artifact, Engine, Labels
+from headrace.control.resources import Abort, Artifact, DraftMethod, Engine, Labels
 from headrace.control.resources import Execution as Runs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +70,20 @@ def _number(name: str, field: str, lowest: int, text: str) -> Callable[[F], F]:
 @_number("--tensor-parallel", "tensor_parallel", 0, "GPUs that share each layer; 0 or 1: one.")
 @_number("--pipeline-parallel", "pipeline_parallel", 0, "GPUs that share the layers; 0 or 1: one.")
 @click.option("--device", default="", metavar="NAME", help="What it needs: cpu, cuda-sm90, ... Default: cpu.")
+@_number("--gpus", "gpus", 0, "GPU engines: GPUs of one worker; 0: as many as share a layer.")
+@click.option("--gpu-memory-fraction", type=click.FloatRange(0, 1), default=0.0, metavar="SHARE",
+              help="GPU engines: share of each GPU's memory that it may take. Default: 0.9.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["auto", *DTYPES]), default="auto", show_default=True,
+              help="GPU engines: type that is computed in.")  # fmt: skip
+@click.option("--kv-events", is_flag=True, help="GPU engines: count what the prefix cache stores and removes.")
+@click.option("--abort", type=click.Choice([one.value for one in Abort]),
+              help="GPU engines: when one request may be ended early. Default: what is held for safe.")  # fmt: skip
+@click.option("--eager", is_flag=True, help="GPU engines: no compilation, no CUDA graphs; starts sooner, runs slower.")
+@click.option("--speculative", type=click.Choice([one.value for one in DraftMethod]),
+              help="GPU engines: speculative decoding, and who drafts. Default: none.")  # fmt: skip
+@_number("--draft-tokens", "draft_tokens", 0, "Tokens that are drafted for each step, 1 to 64.")
+@click.option("--draft-artifact", metavar="NAME", default="", help="The files of a draft_model or an eagle3.")
+@_number("--ngram-max", "ngram_max", 0, "Longest run of tokens that ngram looks up; 0: 4.")
 @click.option("--prefill-rate", "prefill_tokens_per_s", type=float, default=0.0, metavar="TOKENS/S",
               help="Synthetic engine: prompt tokens a second; 0: at once.")  # fmt: skip
 @click.option("--decode-rate", "decode_tokens_per_s", type=float, default=0.0, metavar="TOKENS/S",
@@ -103,11 +119,13 @@ def create(
     """
     name = model_id(model.removeprefix("models/"), Path(model))
     pointed = model_id(alias.removeprefix("aliases/"), Path(alias)) if alias else ""
-    runs = Execution(**execution)
+    runs = Execution(**{name: value for name, value in execution.items() if value is not None})
     with Admin(find().registry) as admin:
         files = admin.artifact(artifact_name) if artifact_name else None
+        drafts = admin.artifact(runs.draft_artifact) if runs.draft_artifact else None
+        asked = execution_from_proto(runs.to_proto(_ENGINES[engine]))
         if files is not None:
-            _check(artifact_from_proto(files), Engine(engine), runs)
+            _check(artifact_from_proto(files), asked, artifact_from_proto(drafts) if drafts is not None else None)
         made = resources_pb2.Revision(
             artifact=full_artifact(artifact_name) if artifact_name else "",
             execution=runs.to_proto(_ENGINES[engine]),
@@ -122,18 +140,9 @@ def create(
     click.echo(stored)
 
 
-def _check(artifact: Artifact, engine: Engine, runs: Execution) -> None:
+def _check(artifact: Artifact, execution: Runs, draft: Artifact | None) -> None:
     """Refuse here what the Registry would refuse, together with what only the files themselves can show."""
-    execution = Runs(
-        engine=engine,
-        context_tokens=runs.context_tokens,
-        slots=runs.slots,
-        kv_cells=runs.kv_cells,
-        tensor_parallel=runs.tensor_parallel,
-        pipeline_parallel=runs.pipeline_parallel,
-        device=runs.device,
-    )
-    reasons = list(compatibility.incompatibilities(artifact, execution))
+    reasons = list(compatibility.incompatibilities(artifact, execution, draft))
     misfit = compatibility.misfit(manifests.adapter_facts(artifact), artifact.facts)
     if misfit is not None:
         reasons.append(misfit)
@@ -191,6 +200,7 @@ def show(name: str, as_json: bool) -> None:
         print_json(document)
         return
     flat = {**document, **document.pop("execution", {}), **document.pop("policy", {})}
+    flat |= flat.pop("speculative", {})
     rows = [{"name": key, "value": str(value)} for key, value in flat.items() if not isinstance(value, dict)]
     Console(highlight=False).print(table("revision", rows, ("name", "value")))
 

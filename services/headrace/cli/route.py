@@ -20,8 +20,12 @@ from headrace.cli.problems import EXIT_USAGE, Problem, from_rpc
 from headrace.cli.registration import CALL_S, Admin
 from headrace.cli.status import table
 from headrace.rpc.channels import CLIENT_OPTIONS
+from headrace.rpc.proving import Secret
+from headrace.runtime.settings import SettingsError
 
 _EQUAL_S = 1e-6
+_EXPLAIN = f"/{pb.DESCRIPTOR.services_by_name['RouterService'].full_name}/ExplainRoute"
+_HINT = "name the Routers' own secret: --admin-secret-file FILE, or HEADRACE_ADMIN_SECRET_FILE"
 
 
 @click.group(short_help="Show where requests go, and why.")
@@ -41,6 +45,7 @@ def route() -> None:
 @click.option("--session", "affinity_key", default="", metavar="KEY", help="The request's affinity_key.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="At most this many tokens of output.")
 @click.option("--router", "router", default="", metavar="NAME", help="Which Router to ask; default: the first one.")
+@click.option("--admin-secret-file", metavar="FILE", envvar="HEADRACE_ADMIN_SECRET_FILE", help="The Routers' own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the default when piped.")
 def explain(
     model: str | None,
@@ -49,6 +54,7 @@ def explain(
     affinity_key: str,
     max_tokens: int | None,
     router: str,
+    admin_secret_file: str | None,
     as_json: bool,
 ) -> None:
     """Explain where a request for MODEL (an alias or a revision) would go now. Nothing is started.
@@ -74,6 +80,7 @@ def explain(
     model = model or places.model
     if not model:
         raise Problem("no model was named", hint="headrace route explain MODEL", code=EXIT_USAGE)
+    proof = _proof(admin_secret_file)
     record = _router(places.registry, router, places.router)
     generate = inference_service_pb2.GenerateRequest(
         model=model,
@@ -86,15 +93,27 @@ def explain(
     with grpc.insecure_channel(record.admin_endpoint, options=CLIENT_OPTIONS) as channel:
         try:
             answer = pb_grpc.RouterServiceStub(channel).ExplainRoute(
-                pb.ExplainRouteRequest(generate=generate, tenant=tenant), timeout=CALL_S
+                pb.ExplainRouteRequest(generate=generate, tenant=tenant), timeout=CALL_S, metadata=proof
             )
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise Problem(f"{record.name} does not trust this call: {error.details()}", hint=_HINT) from None
             raise from_rpc(error, service="router", address=record.admin_endpoint) from None
     document = _document(answer, record.name)
     if as_json or not sys.stdout.isatty():
         click.echo(json.dumps(document, indent=2))
     else:
         _print(document, Console(highlight=False))
+
+
+def _proof(file: str | None) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call to a Router's admin port."""
+    if not file:
+        return ()
+    try:
+        return Secret(file, "--admin-secret-file").metadata(_EXPLAIN)
+    except SettingsError as error:
+        raise Problem(str(error), code=EXIT_USAGE) from None
 
 
 def _router(registry: str, name: str, endpoint: str) -> resources_pb2.ServiceRecord:

@@ -18,7 +18,7 @@
     │   ├── TakenOver            another call reads it now, by resume()
     │   ├── Detached             you left it running by detach()
     │   ├── Interrupted          output had arrived and then the worker was lost: decide what to do with it
-    │   └── OriginLost           it ran, under your idempotency key, in a Router that is gone: decide about a new key
+    │   └── OriginLost           it was in a Router that is gone: decide about another run, under a new key
     └── ServiceError             report it, with `metadata`
         └── ProtocolError        the service broke its own contract
             └── SequenceGap      an event is missing or came twice
@@ -164,7 +164,7 @@ class Interrupted(Incomplete):
 
 
 class OriginLost(Incomplete):
-    """A request with this idempotency key ran in a Router that is gone, and nobody can tell what became of it."""
+    """The request with this idempotency key, or this name, was in a Router that is gone; nobody can tell its end."""
 
 
 class ServiceError(HeadraceError):
@@ -185,6 +185,7 @@ _BY_REASON: Mapping[Reason, type[HeadraceError]] = {
     Reason.REQUEST_TOO_LARGE: InvalidRequest,
     Reason.CHAT_TEMPLATE_MISSING: InvalidRequest,
     Reason.EFFORT_UNSUPPORTED: InvalidRequest,
+    Reason.GUIDED_DECODING_UNSUPPORTED: InvalidRequest,
     Reason.MODEL_NOT_FOUND: NotFound,
     Reason.NOT_FOUND: NotFound,
     Reason.ALREADY_EXISTS: RequestError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, TypeVar
@@ -49,6 +50,16 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool
     top_logprobs: int | None
+    json_schema: str | Mapping[str, Any] | None
+    """The answer is one JSON value that is valid by this schema. Of this and the next four, at most one is given."""
+    json_object: bool
+    """The answer is one JSON object."""
+    regex: str | None
+    """The answer is a text that this matches as a whole."""
+    choice: Sequence[str] | None
+    """The answer is one of these."""
+    grammar: str | None
+    """The answer is a text of this grammar, in the engine's own dialect."""
     reasoning_effort: Effort | EffortName | None
     on_disconnect: OnDisconnectName | None
     """What becomes of the request when its call ends early. "continue": it runs on, and a stream whose connection is
@@ -82,6 +93,7 @@ _CHOICES: Mapping[str, Mapping[str, Any]] = {
         ("recovery", "RECOVERY_", pb.Recovery),
     )
 }
+_GUIDES = frozenset({"json_schema", "json_object", "regex", "choice", "grammar"})
 _OPTIONS = frozenset(GenerateOptions.__annotations__)
 
 
@@ -112,7 +124,8 @@ def build_request(model: str, prompt: str | None, options: GenerateOptions) -> p
 
     Raises:
         InvalidRequest: a value cannot be sent; names the field. Ranges are the service's to judge.
-        TypeError: not exactly one of prompt, messages and token_ids, or an option that does not exist.
+        TypeError: not exactly one of prompt, messages and token_ids, more than one guide, or an option that does not
+            exist.
     """
     if unknown := options.keys() - _OPTIONS:
         raise TypeError(f"generate() has no option {', '.join(sorted(unknown))}")
@@ -143,9 +156,29 @@ def build_request(model: str, prompt: str | None, options: GenerateOptions) -> p
         request.stop.ignore_eos = True
     if "reasoning_effort" in given:
         request.reasoning_effort = _effort(given["reasoning_effort"])
+    _set_guide(request, {name: given[name] for name in given.keys() & _GUIDES if given[name] is not False})
     for name in given.keys() & _CHOICES.keys():
         setattr(request, name, _choice(name, given[name]))
     return request
+
+
+def _set_guide(request: pb.GenerateRequest, given: Mapping[str, Any]) -> None:
+    if len(given) > 1:
+        raise TypeError(f"generate() takes at most one of {', '.join(sorted(given))}")
+    for name, value in given.items():
+        guided = request.guided_decoding
+        if name == "choice":
+            if isinstance(value, str):
+                raise _wrong("guided_decoding.choice", "must be a list of strings")
+            guided.choice.SetInParent()
+            _extend(guided.choice.strings, value, "guided_decoding.choice.strings")
+        elif name == "json_schema" and isinstance(value, Mapping):
+            try:
+                guided.json_schema = json.dumps(value)
+            except (TypeError, ValueError):
+                raise _wrong("guided_decoding.json_schema", "holds what is not JSON") from None
+        else:
+            _set(guided, name, value, prefix="guided_decoding.")
 
 
 def _set(message: Any, name: str, value: object, *, prefix: str = "") -> None:

@@ -25,6 +25,7 @@ from headrace.registry.checks import checked_artifact, checked_filter, checked_r
 from headrace.registry.records import TRIES, Listed, Records, busy, damaged, not_found, reader
 from headrace.runtime.ports import Compare, Listing
 
+DRAFT_ARTIFACT = "revision.execution.speculative.draft_artifact"
 _NAMED_MAX = 10
 """Users that a refusal names; it says how many there are."""
 
@@ -68,7 +69,7 @@ class ArtifactCalls(Records):
             found, message = await self._get(key, request.name, resources_pb2.Artifact)
             revisions = await self._store.range("revisions/")
             refuse_if_used(request.name, (r.name for r in _parsed(revisions, resources_pb2.Revision)
-                                          if r.artifact == request.name))  # fmt: skip
+                                          if request.name in _artifacts_of(r)))  # fmt: skip
             same = [Compare(key, mod_revision=found.mod_revision), _unchanged("revisions/", revisions)]
             change = Change("DeleteArtifact", request.name, message, None)
             if (await self._commit(context, change, same, deletes=[key])).succeeded:
@@ -84,12 +85,16 @@ class RevisionCalls(Records):
         model = names.parse(request.model, "models", field="model")
         if request.revision.artifact:
             names.parse(request.revision.artifact, "artifacts", field="revision.artifact")
+        drafts = request.revision.execution.speculative.draft_artifact
+        if drafts:
+            names.parse(drafts, "artifacts", field=DRAFT_ARTIFACT)
         for _ in range(TRIES):
-            artifact, requires = None, []
-            if request.revision.artifact:
-                artifact = await self._artifact(request.revision.artifact)
-                requires = [Compare(artifact_key(artifact.name), exists=True)]
-            revision = checked_revision(request.revision, model=model, artifact=artifact, now_ms=self._now_ms())
+            artifact = await self._artifact(request.revision.artifact, "revision.artifact")
+            draft = await self._artifact(drafts, DRAFT_ARTIFACT)
+            requires = [Compare(artifact_key(one.name), exists=True) for one in (artifact, draft) if one is not None]
+            revision = checked_revision(
+                request.revision, model=model, artifact=artifact, draft=draft, now_ms=self._now_ms()
+            )
             stored = await self._create(
                 context,
                 method="CreateRevision",
@@ -147,14 +152,21 @@ class RevisionCalls(Records):
         version = (await history.kept_revisions(self._store)).get(revision)
         return () if version is None else (f"snapshots/{version}",)
 
-    async def _artifact(self, name: str) -> Artifact:
+    async def _artifact(self, name: str, field: str) -> Artifact | None:
+        """The artifact that a field names; None where it names none."""
+        if not name:
+            return None
         found = await self._store.get(artifact_key(name))
         if found is None:
-            raise not_found(name, "revision.artifact")
+            raise not_found(name, field)
         try:
             return route_codec.artifact_from_proto(resources_pb2.Artifact.FromString(found.value))
         except (BadRecord, DecodeError):
             raise damaged(name) from None
+
+
+def _artifacts_of(revision: resources_pb2.Revision) -> tuple[str, str]:
+    return revision.artifact, revision.execution.speculative.draft_artifact
 
 
 def refuse_if_used(name: str, users: Iterator[str] | Sequence[str]) -> None:

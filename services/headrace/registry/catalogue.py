@@ -235,8 +235,9 @@ class Catalogue:
 
         kept = []
         for revision in self._understood("revisions/", decode, problems):
-            if revision.artifact and revision.artifact not in artifacts:  # it was there when this was decoded
-                problems.append(f"{revision_key(revision.name)} was left out: {revision.artifact} does not exist")
+            gone = [name for name in revision.artifacts if name not in artifacts]
+            if gone:  # its own was there when this was decoded
+                problems.append(f"{revision_key(revision.name)} was left out: {', '.join(gone)} does not exist")
             else:
                 kept.append(revision)
         return kept

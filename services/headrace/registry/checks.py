@@ -103,9 +103,9 @@ def checked_artifact(message: resources_pb2.Artifact, now_ms: int) -> Artifact:
 
 
 def checked_revision(
-    message: resources_pb2.Revision, *, model: str, artifact: Artifact | None, now_ms: int
+    message: resources_pb2.Revision, *, model: str, artifact: Artifact | None, draft: Artifact | None, now_ms: int
 ) -> Revision:
-    """Make a revision of a request; `artifact` is what `message.artifact` names, None when it names nothing.
+    """Make a revision of a request; `artifact` and `draft` are what it names, None when it names nothing.
 
     Raises:
         InvalidRequest: with every field that is wrong.
@@ -113,6 +113,10 @@ def checked_revision(
     wrong = Wrong()
     known = message.execution.engine in resources_pb2.Execution.Engine.values() and message.execution.engine != 0
     wrong.unless(known, "revision.execution.engine", "must be a known engine")
+    known = message.execution.abort in resources_pb2.Execution.Abort.values()
+    wrong.unless(known, "revision.execution.abort", "must be a known one")
+    known = message.execution.speculative.method in resources_pb2.Speculative.Method.values()
+    wrong.unless(known, "revision.execution.speculative.method", "must be a known one")
     wrong.done()  # nothing else can be judged without
     filled = resources_pb2.Revision()
     filled.CopyFrom(message)
@@ -129,7 +133,7 @@ def checked_revision(
     _check_policy(wrong, revision.policy, revision.execution)
     word = len(revision.runtime) <= RUNTIME_CHARACTERS_MAX and revision.runtime.isprintable()
     wrong.unless(word, "revision.runtime", f"must be at most {RUNTIME_CHARACTERS_MAX} printable characters")
-    for reason in incompatibilities(artifact, revision.execution):
+    for reason in incompatibilities(artifact, revision.execution, draft):
         wrong.unless(False, f"revision.{reason.field}", reason.description)
     if revision.execution.engine is not Engine.SYNTHETIC:
         has_weights = artifact is not None and artifact.file_of(FileKind.WEIGHTS) is not None

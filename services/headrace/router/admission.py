@@ -6,6 +6,7 @@ request takes, and remembers it until the request is over.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterable
@@ -19,13 +20,12 @@ from headrace.control.outliers import Health
 from headrace.control.priority import Priority
 from headrace.control.router_admission import Demand, RouterAdmission
 from headrace.router.admission_metrics import AdmissionMetrics
+from headrace.router.demands import tokens_of
 from headrace.router.plan import Plan
 from headrace.router.routes import Routes
 from headrace.router.session import Session
 from headrace.router.settings import RouterSettings
 
-BYTES_PER_TOKEN = 4
-"""Of a text prompt; what it has in truth is known once an engine has cut it."""
 BUFFER_BYTES_PER_TOKEN = 16
 """Of output that waits for its reader: text and id; as much again for each alternative with its logprob."""
 NEEDED_S = 1.0
@@ -43,6 +43,7 @@ class Admission:
             tokens_max=settings.tokens_max,
             bytes_max=settings.held_bytes_max,
             random=random.random,
+            doors=routes.routing.doors,
         )
         self._routes = routes
         self._metrics = metrics
@@ -114,14 +115,11 @@ class Admission:
 
     def on_load(self, report: scheduler_pb2.LoadReport) -> None:
         """A Scheduler tells how busy its workers are."""
-        now = time.monotonic()
         self._routers_told = max(self._routers_told, report.routers)
         for load in report.replicas:
             self.core.report(
                 load.replica,
-                admits_from=load.admits_from,
                 queue_wait_s=load.queue_wait.ToMicroseconds() / 1e6 if load.HasField("queue_wait") else None,
-                now=now,
                 waiting_max=load.waiting_max,
             )
 
@@ -182,15 +180,16 @@ def demand_of(plan: Plan) -> Demand:
     generate = plan.generate
     size = generate.ByteSize()
     buffer = plan.window_tokens * BUFFER_BYTES_PER_TOKEN * (1 + generate.top_logprobs)
-    prompt = len(generate.tokens.ids) or size // BYTES_PER_TOKEN
-    output = generate.max_tokens if generate.HasField("max_tokens") else plan.output_tokens_max
+    budget = plan.budget
     return Demand(
         revision=plan.revision.name,
         priority=priority_of(generate),
-        tokens=min(prompt + output, plan.revision.execution.context_tokens),
+        tokens=tokens_of(generate, plan.revision, plan.output_tokens_max),
         size=size + buffer,
         tenant=plan.caller.tenant.name,
         weight=plan.caller.tenant.weight,
+        queue_s=math.inf if budget.queue_s is None else budget.queue_s,
+        deadline_at=budget.deadline_at,
     )
 
 

@@ -12,6 +12,7 @@ from headrace.adapters.route_codec import EFFORTS
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control import validation
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
+from headrace.control.guided import guide_violations
 from headrace.control.idempotency import key_violations
 from headrace.control.priority import Priority
 from headrace.control.resources import Effort, Revision
@@ -69,6 +70,8 @@ def check_request(request: pb.GenerateRequest, limits: RequestLimits) -> None:
         found += key_violations(request.idempotency_key)
     if request.affinity_key:
         found += validation.affinity_violations(request.affinity_key)
+    if request.HasField("guided_decoding"):
+        found += _guide_violations(request)
     if request.on_disconnect or request.recovery:
         for field, choices in _CHOICES.items():
             found += validation.choice_violations(field, getattr(request, field), choices)
@@ -142,6 +145,34 @@ def resolve_efforts(request: pb.GenerateRequest, revision: Revision) -> Efforts:
             metadata={"requestedEffort": requested.value, "supportedEfforts": listed},
         )
     return Efforts(requested, policy.default_effort, requested)
+
+
+def guided_kind(request: pb.GenerateRequest) -> str:
+    """Kind of guided decoding that a request asks for; "": none."""
+    return str(request.guided_decoding.WhichOneof("guide") or "") if request.HasField("guided_decoding") else ""
+
+
+def guide_texts(guided: pb.GuidedDecoding) -> list[tuple[str, str]]:
+    """(kind, text) for each text of a guide; none where there is none."""
+    kind = guided.WhichOneof("guide")
+    if kind is None:
+        return []
+    if kind == "choice":
+        return [(kind, text) for text in guided.choice.strings]
+    return [(kind, "" if kind == "json_object" else getattr(guided, kind))]
+
+
+def _guide_violations(request: pb.GenerateRequest) -> list[Violation]:
+    guided = request.guided_decoding
+    kind = guided.WhichOneof("guide")
+    return guide_violations(
+        kind,
+        getattr(guided, kind) if kind in ("json_schema", "regex", "grammar") else "",
+        guided.choice.strings,
+        is_object=guided.json_object,
+        continues=request.recovery == pb.RECOVERY_CONTINUE,
+        ignores_end=request.stop.ignore_eos,
+    )
 
 
 def _check_size(request: pb.GenerateRequest, kind: str | None, limits: RequestLimits) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from headrace.control.affinity import affinity_hash
+from headrace.control.deadlines import Budget
+from headrace.control.doors import Asking, Closed
 from headrace.control.filters import Demand
 from headrace.control.load_view import ReplicaReport
 from headrace.control.outliers import EjectionRules
@@ -15,10 +18,20 @@ from headrace.control.priority import Priority
 from headrace.control.resources import Revision
 from headrace.control.routing import RoutingRules
 from headrace.control.tenants import Tenant
+from headrace.router.codec import guided_kind
 from headrace.router.settings import RouterSettings
 
+BYTES_PER_TOKEN = 4
+"""Of a text prompt; what it has in truth is known once an engine has cut it."""
 
-def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, output_tokens_max: int) -> Demand:
+
+def demand_of(
+    request: pb.GenerateRequest,
+    revision: Revision,
+    tenant: Tenant,
+    output_tokens_max: int,
+    budget: Budget | None = None,
+) -> Demand:
     """What a request asks of a replica.
 
     Args:
@@ -26,6 +39,7 @@ def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, o
         revision: pinned.
         tenant: whose it is.
         output_tokens_max: if it sets none.
+        budget: its limits; None: no replica is expected to refuse it.
     """
     chain, ids = salt(tenant.name, revision.name), request.tokens.ids
     parts = () if ids else tuple(_text(request))
@@ -37,6 +51,28 @@ def demand_of(request: pb.GenerateRequest, revision: Revision, tenant: Tenant, o
         affinity=affinity_hash(tenant.name, revision.name, request.affinity_key),
         zones=frozenset(tenant.zones),
         priority=request.priority or Priority.STANDARD,
+        asking=None if budget is None else _asking(request, revision, tenant, output_tokens_max, budget),
+        guided=guided_kind(request),
+    )
+
+
+def tokens_of(request: pb.GenerateRequest, revision: Revision, output_tokens_max: int) -> int:
+    """Prompt and output, as estimated: never more than its revision's context holds."""
+    guide = request.guided_decoding.ByteSize() if request.HasField("guided_decoding") else 0
+    prompt = len(request.tokens.ids) or (request.ByteSize() - guide) // BYTES_PER_TOKEN
+    output = request.max_tokens if request.HasField("max_tokens") else output_tokens_max
+    return min(prompt + output, revision.execution.context_tokens)
+
+
+def _asking(
+    request: pb.GenerateRequest, revision: Revision, tenant: Tenant, output_tokens_max: int, budget: Budget
+) -> Asking:
+    return Asking(
+        request.priority or Priority.STANDARD,
+        tenant.name,
+        tokens_of(request, revision, output_tokens_max),
+        math.inf if budget.queue_s is None else budget.queue_s,
+        budget.deadline_at,
     )
 
 
@@ -61,7 +97,17 @@ def report_of(load: scheduler_pb2.ReplicaLoad) -> ReplicaReport:
         concurrency_limit=load.concurrency_limit,
         admits_from=load.admits_from,
         prefill_tokens_per_s=float(load.prefill_tokens_per_second),
+        room=load.room if load.HasField("room") else None,
+        closed=tuple(_closed(one) for one in load.closed),
+        kv_stored=load.kv_tokens_stored,
+        kv_removed=load.kv_tokens_removed,
     )
+
+
+def _closed(door: scheduler_pb2.ClosedDoor) -> Closed:
+    wait_s = door.wait.ToMilliseconds() / 1000 if door.HasField("wait") else 0.0
+    done_s = door.done.ToMilliseconds() / 1000 if door.HasField("done") else 0.0
+    return Closed(door.tenant, door.priority, door.tokens, wait_s if wait_s or done_s else math.inf, done_s)
 
 
 def rules_of(settings: RouterSettings) -> RoutingRules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 
@@ -57,16 +58,18 @@ class Foreknown:
             return
         for replica, ended in session.ends():
             failure = status.from_proto(ended.error)
-            if failure.reason is not Reason.OVERLOADED or failure.metadata.get("stage") != "wait":
+            is_deadline = failure.reason is Reason.DEADLINE_UNMEETABLE
+            if not is_deadline and failure.metadata.get("stage") != "wait":
                 continue
             with contextlib.suppress(KeyError, ValueError):
                 self.core.learn(
                     _asked(session.plan),
                     replica,
                     expected_s=float(failure.metadata["expectedMs"]) / 1000,
-                    limit_s=float(failure.metadata["limitMs"]) / 1000,
+                    limit_s=float(failure.metadata["remainingMs" if is_deadline else "limitMs"]) / 1000,
                     retry_after_s=failure.retry_after_s or 0.0,
                     now=time.monotonic(),
+                    is_deadline=is_deadline,
                 )
 
 
@@ -87,6 +90,12 @@ class _Names(Collection[str]):
 
 
 def _asked(plan: Plan) -> Asked:
+    budget = plan.budget
     return Asked(
-        plan.revision.name, plan.caller.tenant.name, plan.priority, demand_of(plan).tokens, plan.budget.deadline_at
+        plan.revision.name,
+        plan.caller.tenant.name,
+        plan.priority,
+        demand_of(plan).tokens,
+        budget.deadline_at,
+        math.inf if budget.queue_s is None else budget.queue_s,
     )

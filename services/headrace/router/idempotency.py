@@ -31,6 +31,8 @@ from headrace.control.idempotency import (
     Slice,
     SlicedCount,
 )
+from headrace.control.origins import tag_of
+from headrace.router.codec import guide_texts
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan
 from headrace.router.session import Session, new_name
@@ -95,6 +97,7 @@ class Keys:
 
     def __init__(self, settings: RouterSettings, here: Origin, metrics: RouterMetrics) -> None:
         self.here = here
+        self._tag = tag_of(here)
         self.store: Store | None = None
         """None until it is connected: keys are refused."""
         self._admin_endpoint = ""
@@ -152,7 +155,7 @@ class Keys:
 
         now_ms, default_effort = _now_ms(), default.value if default is not None else ""
         record = Record(
-            new_name(), self.here, self._admin_endpoint, digest_with(default_effort), plan.revision.name,
+            new_name(self._tag), self.here, self._admin_endpoint, digest_with(default_effort), plan.revision.name,
             default_effort, now_ms, self._lifetime.at_start(now_ms, timeout_s),
         )  # fmt: skip
         claim = Claim(idempotency.store_key(tenant, generate.idempotency_key), record)
@@ -377,6 +380,7 @@ def content_of(generate: pb.GenerateRequest, tenant: str) -> Content:
         stop_token_ids=stop.token_ids,
         ignore_eos=stop.ignore_eos,
         top_logprobs=generate.top_logprobs if generate.HasField("top_logprobs") else None,
+        guide=guide_texts(generate.guided_decoding),
     )
 
 

@@ -80,15 +80,11 @@ class SchedulerLink:
         self.inventory = Inventory()
         """Keeps what is counted here in line with what the Scheduler has."""
         self._inventory_timer: asyncio.TimerHandle | None = None
-        self._connected = False
+        self.is_up = False
+        """Whether attempts can be dispatched now."""
         self._task: asyncio.Task[None] | None = None
         self._on_idle: Callable[[], None] | None = None
         self._log = get_logger().bind(scheduler_endpoint=endpoint)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether attempts can be dispatched now."""
-        return self._connected
 
     @property
     def attempts(self) -> int:
@@ -161,7 +157,7 @@ class SchedulerLink:
             if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
                 raise ConnectionError("the Scheduler did not say welcome")
             self._outgoing.Clear()
-            self._connected = True
+            self.is_up = True
             self._ask_later()
             self._log.info("scheduler_link_up", scheduler=first.welcome.scheduler)
             writer = asyncio.create_task(self._write(call), name=f"link-writer-{self.endpoint}")
@@ -172,7 +168,7 @@ class SchedulerLink:
                 self.frames_in += 1
                 self._take(frame)
         finally:
-            self._connected = False
+            self.is_up = False
             self.inventory.close()
             if self._inventory_timer is not None:
                 self._inventory_timer.cancel()

@@ -23,7 +23,8 @@ from headrace.router.metrics import RouterMetrics
 from headrace.router.routes import Routes
 from headrace.router.routing_metrics import RoutingMetrics
 from headrace.router.service import SERIALIZERS, InferenceService
-from headrace.router.settings import RouterSettings
+from headrace.router.settings import RouterSettings, is_loopback
+from headrace.rpc.guard import Guard, health_and_reflection
 from headrace.rpc.server import Server
 from headrace.rpc.tls import TlsFiles, server_credentials
 from headrace.runtime.membership import Membership
@@ -51,12 +52,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
     FleetMetrics(metrics.registry, routes)
     service = InferenceService(settings, routes, metrics, here)
     server = client_server(settings, service, metrics)
-    admin = Server(settings.admin_listen, setting="admin_listen", observe=metrics.observe)
-    admin.add(
-        router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
-        RouterService(service.sharing, Explainer(settings, routes)),
-        serializers=ADMIN_SERIALIZERS,
-    )
+    admin = admin_server(settings, service, routes, metrics)
     async with contextlib.AsyncExitStack() as stack:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
@@ -83,11 +79,12 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
             tasks = [
                 group.create_task(follower.run(), name="snapshot-follower"),
                 group.create_task(report.run(), name="service-report"),
+                group.create_task(service.elsewhere.fleet.run(store), name="fleet"),
                 group.create_task(_tend(server, service, routes, follower, metrics), name="tend"),
             ]
             await stop.wait()
             get_logger().info("draining", requests=len(service.sessions), grace_s=settings.drain_grace_s)
-            await cancel_and_wait(tasks[2])
+            await cancel_and_wait(tasks[-1])
             await server.set_serving(False)
             await admin.set_serving(False)
             await service.drain(settings.drain_grace_s)
@@ -109,7 +106,7 @@ def client_server(settings: RouterSettings, service: InferenceService, metrics: 
         settings.listen,
         observe=metrics.observe,
         credentials=credentials,
-        guard=None if settings.public_health else service.identities.check_known,
+        guard=None if settings.public_health else Guard(health_and_reflection(service.identities.check_known)),
     )
     if settings.authentication == "required" and credentials is None and not settings.tenant_metadata:
         get_logger().warning(
@@ -120,6 +117,30 @@ def client_server(settings: RouterSettings, service: InferenceService, metrics: 
         service,
         request_bytes_max=settings.request_bytes_max,
         serializers=SERIALIZERS,
+    )
+    return server
+
+
+def admin_server(settings: RouterSettings, service: InferenceService, routes: Routes, metrics: RouterMetrics) -> Server:
+    """The server for operators and other Routers, not started; with a secret it lets in only those who have it.
+
+    Raises:
+        SettingsError: the secret's file cannot be used; names the setting.
+    """
+    secret = service.sharing.peers.secret
+    is_open = secret is None or settings.admin_insecure
+    if is_open and not is_loopback(settings.admin_listen):
+        get_logger().warning("admin_port_open", admin_listen=settings.admin_listen, advice="set admin_secret_file")
+    server = Server(
+        settings.admin_listen,
+        setting="admin_listen",
+        observe=metrics.observe,
+        guard=None if secret is None or is_open else Guard(secret.checks(metrics.observe)),
+    )
+    server.add(
+        router_service_pb2.DESCRIPTOR.services_by_name["RouterService"],
+        RouterService(service.elsewhere.fleet.here, service.sharing, service.lookups, Explainer(settings, routes)),
+        serializers=ADMIN_SERIALIZERS,
     )
     return server
 

@@ -59,6 +59,9 @@ class RouterMetrics:
         self._idempotency = prom.Counter(
             "idempotency_claims_total", "Calls with an idempotency key, by what was decided.", ["decision"], **make
         )
+        self._elsewhere = prom.Counter(
+            "elsewhere_total", "Calls about requests of other Routers, by their end.", ["call", "outcome"], **make
+        )
         self.followers = prom.Gauge("followers", "Calls that write what another call has asked for.", **make)
         self.idempotency_keys = prom.Gauge(
             "idempotency_keys", "Keys that the store holds for this Router, by its own count.", **make
@@ -114,6 +117,10 @@ class RouterMetrics:
     def idempotency(self, decision: str) -> None:
         """Count what a call with a key was told."""
         self._idempotency.labels(decision).inc()
+
+    def elsewhere(self, call: str, outcome: str) -> None:
+        """Count a call that another Router had to answer; outcome is OK or a Reason."""
+        self._elsewhere.labels(call, outcome).inc()
 
     def take_links(self, links: list[SchedulerLink]) -> None:
         """Read the links' own counts."""

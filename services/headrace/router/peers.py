@@ -22,13 +22,15 @@ from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.api.router.v1.router_service_pb2_grpc import RouterServiceStub
 from headrace.control import idempotency
 from headrace.control.errors import Failure, Reason
-from headrace.control.idempotency import Answer, Ending, Record, Verdict
+from headrace.control.idempotency import Answer, Ending, Origin, Record, Verdict
 from headrace.router.following import Writer
 from headrace.router.idempotency import Found, Keys
 from headrace.router.session_parts import SessionReader
 from headrace.rpc import status
 from headrace.rpc.calls import Context
 from headrace.rpc.channels import BOUNDED_WINDOW, CLIENT_OPTIONS
+from headrace.rpc.proving import Secret
+from headrace.runtime.telemetry import get_logger
 
 REPLAY = "headrace-idempotent-replay"
 REQUEST = "headrace-request"
@@ -41,7 +43,9 @@ ANSWER_S = 3.0
 IDLE_S = 300.0
 """After this long without a use a connection to another Router is closed."""
 _LOOK_S = 2.0
-_PAUSE_S = 0.25
+PAUSE_S = 0.25
+ROUTER = "router"
+_SERVICE = f"/{router_pb.DESCRIPTOR.services_by_name['RouterService'].full_name}/"
 
 
 class NotThere(Exception):
@@ -62,7 +66,9 @@ class _Peer:
 class Peers:
     """Connections to other Routers, and what the store knows of them."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, secret: Secret | None = None) -> None:
+        self.secret = secret
+        """Proves calls to them; None: nothing does."""
         self._keys = keys
         self._peers: dict[str, _Peer] = {}
 
@@ -70,8 +76,10 @@ class Peers:
         return len(self._peers)
 
     @contextlib.asynccontextmanager
-    async def connected(self, endpoint: str) -> AsyncIterator[RouterServiceStub]:
-        """The RouterService at host:port, while the block runs. Connections that were not used for long are closed."""
+    async def connected(self, endpoint: str) -> AsyncIterator[Any]:
+        """The stub of the RouterService at host:port, while the block runs. Connections that were not used for long are
+        closed.
+        """
         peer = self._peers.get(endpoint)
         if peer is None:
             channel = grpc.aio.insecure_channel(endpoint, options=[*CLIENT_OPTIONS, *BOUNDED_WINDOW])
@@ -83,6 +91,10 @@ class Peers:
             peer.users -= 1
             peer.used_at = time.monotonic()
             await self._sweep(peer.used_at)
+
+    def proof(self, method: str) -> tuple[tuple[str, str], ...]:
+        """Metadata that proves a call of a method of RouterService."""
+        return self.secret.metadata(f"{_SERVICE}{method}") if self.secret is not None else ()
 
     async def _sweep(self, now: float) -> None:
         idle = [e for e, peer in self._peers.items() if not peer.users and now - peer.used_at >= IDLE_S]
@@ -147,16 +159,15 @@ class Relaying:
             finally:
                 call.cancel()
 
-    def _call(self, stub: RouterServiceStub, record: Record, *, cancel: bool = False) -> Any:
-        return stub.RelayRequest(
-            router_pb.RelayRequestRequest(
-                request=record.request,
-                tenant=self._tenant,
-                after_sequence=self._position,
-                incarnation=record.origin.incarnation,
-                cancel=cancel,
-            )
+    def _call(self, stub: Any, record: Record, *, cancel: bool = False) -> Any:
+        request = router_pb.RelayRequestRequest(
+            request=record.request,
+            tenant=self._tenant,
+            after_sequence=self._position,
+            incarnation=record.origin.incarnation,
+            cancel=cancel,
         )
+        return stub.RelayRequest(request, metadata=self._peers.proof("RelayRequest"))
 
     async def run(self) -> None:
         """Write all events, however often the other Router has to be asked.
@@ -175,7 +186,7 @@ class Relaying:
                 raise await self._peers.gone(self._found, self._position)
             if verdict is Verdict.UNREACHABLE:
                 raise _unreachable(record)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, record: Record) -> Answer | None:
         """Follow it as far as it goes; None: to its end."""
@@ -208,14 +219,12 @@ class Relaying:
             call.cancel()
 
     def _understood(self, error: grpc.aio.AioRpcError, *, is_relayed: bool) -> Answer:
-        failure = status.from_rpc_error(error)
-        if failure is None:
-            return Answer.SILENT
-        if is_relayed:
-            raise failure
-        if failure.reason is Reason.STALE_EPOCH:
-            return Answer.SUCCESSOR
-        if failure.reason is Reason.NOT_FOUND:
+        failure = (
+            (status.from_rpc_error(error) or Answer.SILENT) if is_relayed else heard(error, self._found.record.origin)
+        )
+        if isinstance(failure, Answer):
+            return failure
+        if failure.reason is Reason.NOT_FOUND and not is_relayed:
             if self._is_begun:
                 raise forgotten(self._found.record)
             raise NotThere(unstarted=failure.metadata.get(UNSTARTED) == "true")
@@ -225,6 +234,29 @@ class Relaying:
         if not self._is_begun:
             self._is_begun = True
             await self._context.send_initial_metadata(replayed(self._found.record))
+
+
+def stale(here: Origin) -> Failure:
+    """What a Router says when it is asked for a request of another process."""
+    text = "This is another run of the Router's process, or another Router."
+    return Failure(Reason.STALE_EPOCH, text, metadata={ROUTER: here.router})
+
+
+def heard(error: grpc.aio.AioRpcError, origin: Origin) -> Answer | Failure:
+    """What the end of a call to `origin` says: of that Router, or of the request."""
+    failure = status.from_rpc_error(error)
+    if failure is None:
+        return Answer.SILENT
+    if failure.reason is Reason.STALE_EPOCH:
+        # Addresses are given again: another Router at this one says nothing of the one that was there.
+        is_same = failure.metadata.get(ROUTER, origin.router) == origin.router
+        return Answer.SUCCESSOR if is_same else Answer.SILENT
+    if failure.reason is Reason.UNAUTHENTICATED:  # of this Router, not of its caller
+        get_logger().error("not_trusted_by_router", router=origin.router, why=failure.message)
+        return Failure(
+            Reason.IDEMPOTENCY_ORIGIN_UNREACHABLE, "The Router that has the request does not trust this one; try again."
+        )
+    return failure
 
 
 def replayed(record: Record) -> tuple[tuple[str, str], ...]:

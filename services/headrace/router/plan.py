@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from headrace.adapters.tenant_codec import PRIORITIES
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.credit import WINDOW_MIN
-from headrace.control.deadlines import Budget
+from headrace.control.deadlines import Budget, longest_wait_s
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.event_log import Retention
 from headrace.control.filters import NO_DEMAND, Demand
+from headrace.control.guided import check_guided
 from headrace.control.placement import check_not_revoked, resolve_revision
 from headrace.control.priority import Priority
 from headrace.control.request import Terms
@@ -26,6 +27,7 @@ from headrace.router.codec import (
     Efforts,
     check_request,
     complete_request,
+    guided_kind,
     output_tokens_allowed,
     priority_asked,
     resolve_efforts,
@@ -94,6 +96,7 @@ class Planner:
         self._refuse_if_too_old(snapshot)
         revision = resolve_revision(snapshot, request.model, random.random)
         check_model(tenant, request.model, revision)
+        check_guided(snapshot, revision, guided_kind(request))
         check_output(tenant, request.max_tokens if request.HasField("max_tokens") else None)
         generate = complete_request(request, revision, self._limits)
         generate.priority = PRIORITIES[tenant.priority(priority_asked(request))]
@@ -101,18 +104,23 @@ class Planner:
         allowed = min(allowed, tenant.max_output_tokens or allowed)
         is_shared = bool(request.idempotency_key)
         resumable = is_shared or request.on_disconnect == pb.ON_DISCONNECT_CONTINUE
+        budget = Budget(
+            received_at,
+            deadline_at,
+            queue_s=longest_wait_s(
+                Priority(generate.priority),
+                queue_timeout_s=settings.queue_timeout_s,
+                ttft_target_s=settings.ttft_target_s,
+            ),
+            execution_s=settings.execution_timeout_s or None,
+        )
         return Plan(
             snapshot=snapshot,
             revision=revision,
             efforts=resolve_efforts(request, revision),
             generate=generate,
             output_tokens_max=allowed,
-            budget=Budget(
-                received_at,
-                deadline_at,
-                queue_s=settings.queue_timeout_s or None,
-                execution_s=settings.execution_timeout_s or None,
-            ),
+            budget=budget,
             terms=Terms(
                 attempts_max=settings.attempts_max,
                 slow_consumer_s=settings.slow_consumer_s,
@@ -123,7 +131,7 @@ class Planner:
             retention=self._retention if resumable else None,
             is_shared=is_shared,
             caller=caller,
-            make_demand=functools.cache(lambda: demand_of(generate, revision, tenant, allowed)),
+            make_demand=functools.cache(lambda: demand_of(generate, revision, tenant, allowed, budget)),
         )
 
     def place(self, plan: Plan, tried: list[str]) -> tuple[SchedulerLink, Replica]:
@@ -140,7 +148,7 @@ class Planner:
             plan.revision,
             plan.demand,
             tried=tried,
-            failed=routing.loads.domains(tried),
+            failed=routing.loads.domains(tried) if tried else (),
             reachable=self._routes.is_reachable,
             random=random.random,
             now=time.monotonic(),

@@ -6,24 +6,47 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.api.router.v1 import router_service_pb2 as router_pb
 from headrace.control.errors import Failure, Reason
 from headrace.control.idempotency import Decision
-from headrace.router.call import Call
+from headrace.router.call import Call, Heard
 from headrace.router.following import FollowingCall, Writer
 from headrace.router.idempotency import Found, Keys
 from headrace.router.metrics import RouterMetrics
-from headrace.router.peers import RELAYED, UNSTARTED, NotThere, Peers, Relaying, expired, forgotten, lost, replayed
+from headrace.router.peers import (
+    RELAYED,
+    UNSTARTED,
+    NotThere,
+    Peers,
+    Relaying,
+    expired,
+    forgotten,
+    lost,
+    replayed,
+    stale,
+)
 from headrace.router.plan import Plan
 from headrace.router.session import Session
 from headrace.router.sessions import Sessions
 from headrace.router.settings import RouterSettings
 from headrace.rpc.calls import Context
+from headrace.rpc.proving import Secret
 
 _ROUNDS = 4
+
+
+class Carried(Heard, Protocol):
+    """A call here about a request of another Router."""
+
+    @property
+    def writer(self) -> Writer:
+        """Its end here."""
+
+    async def run(self) -> None:
+        """Write all events."""
 
 
 class Sharing:
@@ -41,7 +64,9 @@ class Sharing:
         self._settings = settings
         self._sessions = sessions
         self._metrics = metrics
-        self._peers = Peers(keys)
+        secret = settings.admin_secret_file
+        self.peers = Peers(keys, Secret(secret, "router setting 'admin_secret_file'") if secret else None)
+        """Connections to other Routers."""
 
     async def run(
         self,
@@ -102,7 +127,7 @@ class Sharing:
     async def relay(self, request: router_pb.RelayRequestRequest, context: Context) -> None:
         """RouterService.RelayRequest; writes the bytes of GenerateEvents."""
         if request.incarnation != self.keys.here.incarnation:
-            raise Failure(Reason.STALE_EPOCH, "This is another run of the Router's process.")
+            raise stale(self.keys.here)
         try:
             session = await self._here(request.request, request.tenant)
         except NotThere as answer:
@@ -111,7 +136,7 @@ class Sharing:
                 "This Router knows no such request.",
                 metadata={UNSTARTED: str(answer.unstarted).lower()},
             ) from None
-        call = self._writer(FollowingCall, context, self._sessions)
+        call = self.writer(FollowingCall, context, self._sessions)
         await context.send_initial_metadata(((RELAYED, session.name),))
         self._metrics.relays_out += 1
         if request.cancel:
@@ -121,7 +146,7 @@ class Sharing:
     async def close(self) -> None:
         """Close the connections to other Routers, and let records be written."""
         await self.keys.close()
-        await self._peers.close()
+        await self.peers.close()
 
     async def _attach(self, found: Found, tenant: str, context: Context, *, interactive: bool) -> None:
         record = found.record
@@ -129,24 +154,33 @@ class Sharing:
             raise lost(record, 0)
         if found.decision is Decision.ATTACH_HERE:
             session = await self._here(record.request, tenant)
-            call = self._writer(FollowingCall, context, self._sessions)
+            call = self.writer(FollowingCall, context, self._sessions)
             await context.send_initial_metadata(replayed(record))
             await call.follow(session, interactive=interactive)
         else:
-            relaying = Relaying(self._peers, found, tenant, self._writer(Writer, context), context)
-            self._sessions.followers.add(relaying.writer)
-            try:
-                if interactive:
-                    relaying.writer.begin_to_hear(relaying)
-                await relaying.run()
-            except asyncio.CancelledError:
-                failure = relaying.writer.broken()
-                if failure is None:
-                    raise
-                raise failure from None
-            finally:
-                relaying.writer.is_over = True
-                self._sessions.followers.discard(relaying.writer)
+            relaying = Relaying(self.peers, found, tenant, self.writer(Writer, context), context)
+            await self.carry(relaying, interactive=interactive)
+
+    async def carry(self, carried: Carried, *, interactive: bool) -> None:
+        """Run a call that writes what another Router tells; `interactive`: and hear its caller's frames.
+
+        Raises:
+            Failure: how the request ended, unless well; or what is known of it.
+        """
+        writer = carried.writer
+        self._sessions.followers.add(writer)
+        try:
+            if interactive:
+                writer.begin_to_hear(carried)
+            await carried.run()
+        except asyncio.CancelledError:
+            failure = writer.broken()
+            if failure is None:
+                raise
+            raise failure from None
+        finally:
+            writer.is_over = True
+            self._sessions.followers.discard(writer)
 
     async def _here(self, name: str, tenant: str) -> Session:
         """A request of this Router.
@@ -166,7 +200,12 @@ class Sharing:
             raise expired(name, pb.FinishReason.Name(session.finish_reason).removeprefix("FINISH_REASON_"))
         return session
 
-    def _writer(self, kind: type[Any], context: Context, *more: object) -> Any:
+    def writer(self, kind: type[Any], context: Context, *more: object) -> Any:
+        """The end of a call here that follows a request, of that kind.
+
+        Raises:
+            Failure: OVERLOADED: too many do.
+        """
         running, limit = len(self._sessions.followers), self._settings.followers_max
         if running >= limit:
             self._metrics.idempotency("no_room")

@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 
 import prometheus_client as prom
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from headrace.control.routing import Routing
 
-_AGE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_AGE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, float("inf"))
+_OUTCOMES = ("load", "prefix", "affinity", "last_resort", "refused")
 
 
 class RoutingMetrics(Collector):
-    """Observes the decisions of a Routing, and reads the rest of it when metrics are scraped."""
+    """Observes the decisions of a Routing, and reads the rest of it when metrics are scraped.
+
+    Decisions are counted in plain numbers: the library's own counters, with their labels and locks, would cost as much
+    as the decision itself.
+    """
 
     def __init__(self, registry: prom.CollectorRegistry, routing: Routing) -> None:
         self._routing = routing
-        self._decisions = prom.Counter(
-            "headrace_router_route_decisions_total",
-            "Choices of a replica, by what made them: load, prefix, affinity, last_resort; or refused.",
-            ["outcome"],
-            registry=registry,
-        )
-        for outcome in ("load", "prefix", "affinity", "last_resort", "refused"):
-            self._decisions.labels(outcome)
-        self._ages = prom.Histogram(
-            "headrace_router_load_age_seconds",
-            "Age of the chosen replica's load report; choices without any are not in it.",
-            buckets=_AGE_S,
-            registry=registry,
-        )
+        self._decisions = dict.fromkeys(_OUTCOMES, 0)
+        self._ages = [0] * len(_AGE_S)
+        self._age_sum_s = 0.0
         routing.observe = self._observe
         registry.register(self)
 
     def _observe(self, outcome: str, age_s: float | None) -> None:
-        self._decisions.labels(outcome).inc()
+        self._decisions[outcome] += 1
         if age_s is not None:
-            self._ages.observe(age_s)
+            self._ages[bisect_left(_AGE_S, age_s)] += 1
+            self._age_sum_s += age_s
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         """See prometheus_client."""
+        decisions = CounterMetricFamily(
+            "headrace_router_route_decisions",
+            "Choices of a replica, by what made them: load, prefix, affinity, last_resort; or refused.",
+            labels=["outcome"],
+        )
+        for outcome, count in self._decisions.items():
+            decisions.add_metric([outcome], count)
+        yield decisions
+        ages = HistogramMetricFamily(
+            "headrace_router_load_age_seconds",
+            "Age of the chosen replica's load report; choices without any are not in it.",
+        )
+        buckets = zip(map(floatToGoString, _AGE_S), accumulate(self._ages), strict=True)
+        ages.add_metric([], list(buckets), self._age_sum_s)
+        yield ages
         routing = self._routing
         out = GaugeMetricFamily(
             "headrace_router_replicas_out", "Replicas left out because they fail, by what they are.", labels=["health"]

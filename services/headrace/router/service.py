@@ -12,13 +12,15 @@ from typing import Any
 from headrace.api.inference.v1 import inference_service_pb2 as pb
 from headrace.control.errors import Failure, InvalidRequest, Reason, Violation
 from headrace.control.idempotency import Origin
-from headrace.control.request import CONFIRM_S
 from headrace.router.admission import Admission
 from headrace.router.admission_metrics import AdmissionMetrics
 from headrace.router.call import Call, first_frame
+from headrace.router.elsewhere import Elsewhere
+from headrace.router.fleet import Fleet
 from headrace.router.foreknown import Foreknown
 from headrace.router.idempotency import Keys
 from headrace.router.identity import Identities
+from headrace.router.lookups import Lookups
 from headrace.router.metrics import RouterMetrics
 from headrace.router.plan import Plan, Planner
 from headrace.router.quotas import TenantQuotas
@@ -52,10 +54,14 @@ class InferenceService:
     def __init__(
         self, settings: RouterSettings, routes: Routes, metrics: RouterMetrics, here: Origin | None = None
     ) -> None:
-        self.sessions = Sessions(settings, Planner(settings, routes), self._on_over)
+        here = here or Origin("", "")
+        fleet = Fleet(here)
+        self.sessions = Sessions(settings, Planner(settings, routes), self._on_over, fleet.tag)
         routes.fleet_listeners.append(self.sessions.retrying.on_load)
         RetryMetrics(metrics.registry, self.sessions.retrying)
-        self.sharing = Sharing(settings, Keys(settings, here or Origin("", ""), metrics), self.sessions, metrics)
+        self.sharing = Sharing(settings, Keys(settings, here, metrics), self.sessions, metrics)
+        self.lookups = Lookups(self.sessions, metrics)
+        self.elsewhere = Elsewhere(fleet, self.sharing, metrics, settings.followers_max)
         self.admission = Admission(settings, routes, AdmissionMetrics(metrics.registry))
         self.sessions.admission = self.admission
         self.sessions.foreknown = Foreknown(self.admission.core.retry_s)
@@ -94,17 +100,11 @@ class InferenceService:
 
     async def GetRequest(self, request: pb.GetRequestRequest, context: Context) -> pb.Request:  # noqa: N802
         """Tell what is known of a request; see the proto."""
-        found = self._find(request.request, context)
-        return self.sessions.record(found) if isinstance(found, Session) else found
+        return await self._record(request.request, context, cancel=False)
 
     async def CancelRequest(self, request: pb.CancelRequestRequest, context: Context) -> pb.Request:  # noqa: N802
         """End a request, and wait a little for the engine's confirmation; see the proto."""
-        found = self._find(request.request, context)
-        if not isinstance(found, Session):
-            return found
-        found.cancel()
-        await found.wait_over(min(CONFIRM_S, self._remaining_s(context)))
-        return self.sessions.record(found)
+        return await self._record(request.request, context, cancel=True)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, wait for the running ones, and end as DRAINED what still runs after `grace_s` s."""
@@ -160,25 +160,21 @@ class InferenceService:
 
     async def _resume(self, request: pb.ResumeGenerateRequest, context: Context, *, interactive: bool) -> None:
         self._refuse_more()
-        found = self._find(request.request, context)
-        if not isinstance(found, Session):
-            raise Failure(Reason.EVENTS_EXPIRED, "The request ended, and its events are no longer kept.")
-        if found.log is None:
-            raise Failure(
-                Reason.NOT_RESUMABLE, "The request was made without on_disconnect CONTINUE; its events are not kept."
-            )
-        self.sessions.reopen(found)
-        self._metrics.resumes += 1
-        try:
-            call = Call(context, self._metrics)
-            await call.serve(found, after_sequence=request.after_sequence, interactive=interactive)
-        finally:
-            self.sessions.release(found)
+        tenant = self._asking(request.request, context)
+        where = self.elsewhere if self.elsewhere.has(request.request) else self.lookups
+        await where.resume(request, tenant, context, interactive=interactive)
 
-    def _find(self, name: str, context: Context) -> Session | pb.Request:
+    async def _record(self, name: str, context: Context, *, cancel: bool) -> pb.Request:
+        tenant = self._asking(name, context)
+        if self.elsewhere.has(name):
+            return await self.elsewhere.record(name, tenant, context, cancel=cancel)
+        return await self.lookups.record(name, tenant, cancel=cancel, left_s=self._remaining_s(context))
+
+    def _asking(self, name: str, context: Context) -> str:
+        """The tenant that asks for a request."""
         if not name.startswith("requests/"):
             raise InvalidRequest((Violation("request", 'must be the name of a request, "requests/..."'),))
-        return self.sessions.find(name, self.identities.caller(context).tenant.name)
+        return self.identities.caller(context).tenant.name
 
     def _on_over(self, session: Session) -> None:
         self._metrics.finished(session)

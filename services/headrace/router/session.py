@@ -20,6 +20,7 @@ from headrace.control.errors import Failure, Reason
 from headrace.control.event_log import EventLog, LoggedEvent
 from headrace.control.holdings import ResourceLedger
 from headrace.control.lifecycle import Finish
+from headrace.control.origins import request_name
 from headrace.control.request import RequestMachine, Step
 from headrace.router import telling
 from headrace.router.attempting import TIMER_SLACK_S, Attempting
@@ -31,16 +32,16 @@ LINGER_S = 5.0
 """How long the end of a request waits for a write that its reader holds up."""
 
 
-def new_name() -> str:
-    """A name for a request."""
-    return f"requests/{secrets.token_hex(16)}"
+def new_name(tag: str) -> str:
+    """A name for a request of the Router with this tag."""
+    return request_name(tag, secrets.token_hex(16))
 
 
 class Session:
     """One request, over all its attempts and readers. Belongs to the event loop."""
 
-    def __init__(self, plan: Plan, tenant: str, owner: Owner, ledger: ResourceLedger, name: str = "") -> None:
-        self.name = name or new_name()
+    def __init__(self, plan: Plan, tenant: str, owner: Owner, ledger: ResourceLedger, name: str) -> None:
+        self.name = name
         self.plan = plan
         self.tenant = tenant
         window, retries = CreditWindow(plan.window_tokens), owner.retrying.policy

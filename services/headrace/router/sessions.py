@@ -29,7 +29,7 @@ from headrace.router.links import SchedulerLink
 from headrace.router.plan import Plan, Planner
 from headrace.router.quotas import TenantQuotas
 from headrace.router.retrying import Retrying
-from headrace.router.session import Session
+from headrace.router.session import Session, new_name
 from headrace.router.settings import RouterSettings
 from headrace.rpc import status
 
@@ -64,9 +64,12 @@ class Sessions:
         settings: bounds.
         planner: chooses replicas.
         on_over: told of each request once, when its end is decided and nothing is held in an engine.
+        tag: of this Router, in the names of its requests.
     """
 
-    def __init__(self, settings: RouterSettings, planner: Planner, on_over: Callable[[Session], None]) -> None:
+    def __init__(
+        self, settings: RouterSettings, planner: Planner, on_over: Callable[[Session], None], tag: str
+    ) -> None:
         self.resources = ResourceLedger()
         self.retrying = Retrying(settings)
         self.idle = asyncio.Event()
@@ -80,6 +83,7 @@ class Sessions:
         self._settings = settings
         self._planner = planner
         self._tell_over = on_over
+        self._tag = tag
         self._running: dict[str, Session] = {}
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_bytes = 0
@@ -109,7 +113,7 @@ class Sessions:
             Failure: nobody can take it, or there is no room for it.
         """
         charge, demand = self._take(plan)
-        session = Session(plan, tenant, self, self.resources, name)
+        session = Session(plan, tenant, self, self.resources, name or new_name(self._tag))
         if self.quotas is not None and charge is not None:
             self.quotas.keep(session.name, charge)
         if self.admission is not None and demand is not None:
@@ -168,7 +172,7 @@ class Sessions:
             return remembered.record
         raise Failure(
             Reason.NOT_FOUND,
-            "This Router knows no such request: it ended a while ago, or another Router has it.",
+            "No such request is known: it ended a while ago, or never was.",
             field="request",
             metadata={"resourceName": name[:128]},
         )

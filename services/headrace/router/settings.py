@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from headrace.adapters.etcd_settings import EtcdSettings
 
@@ -29,7 +30,15 @@ class RouterSettings(EtcdSettings):
     output_tokens_max: int = Field(8192, description="Most output tokens that one request may ask for.", ge=1)
     deadline_s_default: float = Field(600.0, description="Deadline of requests that set none, seconds.", gt=0)
     attempts_max: int = Field(3, description="Attempts for one request, all before its first token.", ge=1, le=5)
-    queue_timeout_s: float = Field(60.0, description="Longest wait for a slot, seconds; 0: only the deadline.", ge=0)
+    ttft_target_s: float = Field(
+        10.0,
+        description="First tokens of CRITICAL and STANDARD requests should be there in this time, seconds: one that"
+        " would wait for a slot for longer than four fifths of it is refused. 0: only 'queue_timeout_s' holds.",
+        ge=0,
+    )
+    queue_timeout_s: float = Field(
+        60.0, description="Longest wait for a slot, at any priority, seconds; 0: only the deadline.", ge=0
+    )
     execution_timeout_s: float = Field(
         0.0, description="Longest run of one attempt, seconds; 0: only the deadline.", ge=0
     )
@@ -83,11 +92,24 @@ class RouterSettings(EtcdSettings):
     )
     usage_log: bool = Field(True, description="One log line for each request that is over: whose, what, how much.")
     drain_grace_s: float = Field(30.0, description="Time that running requests get when the Router stops.", ge=0)
-    admin_listen: str = Field(
-        "127.0.0.1:0", description="host:port for operators and other Routers, never for clients; port 0 takes any."
+    admin_secret_file: str = Field(
+        "",
+        description="File with the secret by which operators and Routers prove their calls at 'admin_listen', at least"
+        " 32 characters; the same for all Routers. Further lines are accepted too, while a new one is brought in. Read"
+        " again when changed.",
+    )
+    admin_insecure: bool = Field(
+        False,
+        description="Answer calls at 'admin_listen' that are not proven: they may read and end any tenant's requests."
+        " Only where the network lets nobody else reach it.",
     )
     admin_advertise: str = Field(
         "", description="host:port that those use; empty: the address that 'admin_listen' bound."
+    )
+    admin_listen: str = Field(
+        "127.0.0.1:0",
+        description="host:port for operators and other Routers, never for clients; port 0 takes any. Beyond loopback"
+        " it needs 'admin_secret_file'.",
     )
     idempotency_ttl_s: float = Field(
         1800.0,
@@ -101,7 +123,10 @@ class RouterSettings(EtcdSettings):
         ge=1,
     )
     followers_max: int = Field(
-        1024, description="Calls that may follow another call's request by its idempotency key; more are refused.", ge=1
+        1024,
+        description="Calls that may follow another call's request by its idempotency key, and calls about requests of"
+        " other Routers; of each more are refused.",
+        ge=1,
     )
     tokens_max: int = Field(
         0,
@@ -144,3 +169,38 @@ class RouterSettings(EtcdSettings):
     ejection_s: float = Field(
         5.0, description="How long a failing replica is left out first, seconds; each time twice as long.", gt=0, le=300
     )
+
+    @field_validator("admin_listen")
+    @classmethod
+    def _admin_is_closed(cls, value: str, info: ValidationInfo) -> str:
+        """Others may reach it: then they must prove who they are, and be told an address that leads here."""
+        if is_loopback(value):
+            return value
+        if not (info.data.get("admin_secret_file") or info.data.get("admin_insecure")):
+            raise ValueError(
+                "others reach it, so calls must be proven: set admin_secret_file (or admin_insecure, where the network"
+                " lets nobody else reach it)"
+            )
+        if _is_wildcard(value) and not info.data.get("admin_advertise"):
+            raise ValueError("it is no address that others can reach: set admin_advertise")
+        return value
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches host:port."""
+    host = _host(address)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(_host(address)).is_unspecified
+    except ValueError:
+        return not _host(address)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Who may ask for health and reflection: everybody, or those whom a check lets pass."""
+"""Who may call: checks before handlers, by method."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from headrace.rpc.calls import Context
 Check = Callable[[Context], None]
 """Raises Failure for a caller who may not."""
 
-_GUARDED = ("/grpc.health.", "/grpc.reflection.")
+_HEALTH_AND_REFLECTION = ("/grpc.health.", "/grpc.reflection.")
+
+
+def health_and_reflection(check: Check) -> Callable[[str], Check | None]:
+    """For Guard: `check` decides who may ask for health and reflection; everything else is open."""
+    return lambda method: check if method.startswith(_HEALTH_AND_REFLECTION) else None
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls of health and reflection that `check` refuses; others pass untouched."""
+    """Refuses calls that their method's check refuses.
 
-    def __init__(self, check: Check) -> None:
-        self._check = check
+    Args:
+        check_of: the check of a method, "/package.Service/Method"; None: its calls pass untouched.
+    """
+
+    def __init__(self, check_of: Callable[[str], Check | None]) -> None:
+        self._check_of = check_of
 
     async def intercept_service(
         self,
@@ -30,29 +39,31 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         """See grpc.aio.ServerInterceptor."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or not str(handler_call_details.method).startswith(_GUARDED):
+        check = self._check_of(str(handler_call_details.method))
+        if handler is None or check is None:
             return handler
         make, inner = _parts(handler)
         return make(
-            self._guarded(inner),
+            _guarded(inner, check),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
-    def _guarded(self, inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def call(request: Any, context: Context) -> Any:
-            try:
-                self._check(context)
-            except Failure as failure:
-                await status.abort(context, failure)
-            answer = inner(request, context)
-            if not hasattr(answer, "__aiter__"):
-                return await answer
-            async for message in answer:
-                await context.write(message)
-            return None
 
-        return call
+def _guarded(inner: Callable[[Any, Context], Any], check: Check) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            check(context)
+        except Failure as failure:
+            await status.abort(context, failure)
+        answer = inner(request, context)
+        if not hasattr(answer, "__aiter__"):
+            return await answer
+        async for message in answer:
+            await context.write(message)
+        return None
+
+    return call
 
 
 def _parts(handler: Any) -> tuple[Callable[..., Any], Callable[[Any, Context], Any]]:

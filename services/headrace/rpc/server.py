@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from headrace.control.errors import Reason
 from headrace.rpc.calls import Context, Observe, streaming, unary
 from headrace.rpc.channels import MESSAGE_BYTES_MAX, SERVER_OPTIONS
-from headrace.rpc.guard import Check, Guard
+from headrace.rpc.guard import Guard
 from headrace.rpc.reflection import enable_reflection
 from headrace.rpc.requests import Refused, bounded
 from headrace.runtime.settings import SettingsError
@@ -43,7 +43,7 @@ class Server:
         options: channel arguments beside the common ones.
         observe: told of each finished call.
         credentials: of TLS; None: without.
-        guard: refuses callers who may not ask for health and reflection; None: everybody may.
+        guard: refuses callers who may not call; None: everybody may.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Server:
         options: list[tuple[str, int | str]] | None = None,
         observe: Observe | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        guard: Check | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._address = address
         self._setting = setting
@@ -67,7 +67,7 @@ class Server:
                 ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX),
                 *(options or []),
             ],
-            interceptors=[Guard(guard)] if guard is not None else [],
+            interceptors=[guard] if guard is not None else [],
         )
         self._names: list[str] = []
         self._health = health.aio.HealthServicer()

@@ -17,6 +17,7 @@ from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
 from headrace.control.attempt_book import Attempt, Cause, Dispatched
 from headrace.control.errors import Failure, Reason
+from headrace.control.priority import Priority
 from headrace.rpc import status
 
 SEQ_MAX = 2**63 - 1
@@ -60,11 +61,13 @@ _ROLES: Mapping[int, str] = {
     inference_pb2.ROLE_ASSISTANT: "assistant",
 }
 
+_RANKED: frozenset[int] = frozenset(Priority) - {Priority.STANDARD}
 _PUBLIC_FIELDS = {
     "tokens": "tokens.ids",
     "messages": "conversation.messages",
     "stop": "stop.strings",
     "stop_token_ids": "stop.token_ids",
+    "guided": "guided_decoding",
 }
 """Fields that the engine contract names otherwise than headrace.api.inference.v1."""
 _ID_BYTES = 6
@@ -124,8 +127,12 @@ def engine_request(message: pb.Dispatch) -> tuple[dict[str, Any], Sequence[int]]
         "top_logprobs": generate.top_logprobs if generate.HasField("top_logprobs") else None,
         "credit": min(message.credit_limit, CREDIT_MAX),
     }
+    if generate.HasField("guided_decoding"):
+        request["guided"] = _guided(generate.guided_decoding)
     if message.tenant:
         request["cache_salt"] = message.tenant
+    if int(message.priority) in _RANKED:  # the middle one is what the engine takes where none is named
+        request["priority"] = int(message.priority)
     execution_s = _seconds(message, "execution_timeout")
     if execution_s is not None:
         request["execution_ms"] = max(1, int(execution_s * 1000))
@@ -297,6 +304,13 @@ def _set_stop(match: inference_pb2.StopMatch, stop: Mapping[str, Any]) -> None:
 def _sampling(sampling: inference_pb2.SamplingParameters) -> dict[str, Any]:
     """The fields that are set. A Router has completed them; what it left open is the engine contract's default."""
     return {descriptor.name: value for descriptor, value in sampling.ListFields()}
+
+
+def _guided(guided: inference_pb2.GuidedDecoding) -> dict[str, Any]:
+    kind = guided.WhichOneof("guide")
+    if kind is None:
+        return {}  # which the engine refuses
+    return {kind: list(guided.choice.strings) if kind == "choice" else getattr(guided, kind)}
 
 
 def _seconds(message: pb.Dispatch, field: str) -> float | None:

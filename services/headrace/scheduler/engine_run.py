@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.control.attempt_book import waiting_max
-from headrace.control.resources import Artifact, Engine, FileKind, Revision
+from headrace.control.resources import Artifact, Revision
 from headrace.engine.contract import StepBatch
 from headrace.runtime.settings import SettingsError
 from headrace.runtime.tasks import cancel_and_wait
-from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier, file_path
+from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier
+from headrace.scheduler.engine_config import engine_config
 from headrace.scheduler.warm_up import Declared, WarmUp
 from headrace.triton.engine_client import EngineClient, EngineLost
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
@@ -37,8 +37,6 @@ from headrace.triton.workspace import find_model_repository, prepare_triton
 HELLO_S = 10.0
 STOP_GRACE_S = 10.0
 _EXIT_REASON_S = 0.5
-_ENGINE_WAITING_SLACK = 16
-"""The Scheduler refuses first, so that one place bounds the queue."""
 
 _incarnations = itertools.count(1)
 
@@ -74,6 +72,15 @@ class _Sink:
             self.warming.on_refused(seqs, error)
         else:
             self.carrier.on_refused(self.incarnation, seqs, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The artifacts that a revision needs."""
+
+    model: Artifact | None = None
+    draft: Artifact | None = None
+    """What drafts for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +127,13 @@ class EngineRun:
         """Memory that its processes hold for good; 0: none of ours."""
         return self._process.memory_bytes() if self._process is not None else 0
 
-    async def launch(self, revision: Revision, artifact: Artifact | None) -> None:
-        """Verify the artifact, start Triton, and wait until the engine says hello.
+    async def launch(self, revision: Revision, files: Files, gpus: Sequence[str] = ()) -> None:
+        """Verify the artifacts, start Triton, and wait until the engine says hello.
+
+        Args:
+            revision: what it serves.
+            files: the artifacts that it needs.
+            gpus: what it may use, and nobody else; as CUDA_VISIBLE_DEVICES names them.
 
         Raises:
             EngineLost: why it did not come up, one sentence.
@@ -130,9 +142,10 @@ class EngineRun:
         if revision.runtime not in ("", have):
             raise EngineLost(f"{revision.name} was made for {revision.runtime}; this Scheduler has {have}")
         try:
-            if artifact is not None:
-                await self._machine.verifier.verify(artifact)
-            plan = await asyncio.to_thread(self._plan, revision, artifact)
+            for artifact in (files.model, files.draft):
+                if artifact is not None:
+                    await self._machine.verifier.verify(artifact)
+            plan = await asyncio.to_thread(self._plan, revision, files, gpus)
             self._process = start_triton(plan)
         except (ArtifactFault, SettingsError) as error:
             raise EngineLost(str(error)) from None
@@ -247,7 +260,7 @@ class EngineRun:
             await cancel_and_wait(loading, exited)
         self.hello = await self.client.open(HELLO_S)
 
-    def _plan(self, revision: Revision, artifact: Artifact | None) -> TritonPlan:
+    def _plan(self, revision: Revision, files: Files, gpus: Sequence[str]) -> TritonPlan:
         run = revision.execution
         threads = run.threads or self._machine.threads or default_threads(os.cpu_count() or 1)
         return TritonPlan(
@@ -255,7 +268,9 @@ class EngineRun:
             model_repository=find_model_repository(self._machine.model_repository),
             engine_config=engine_config(
                 revision,
-                artifact,
+                files.model,
+                draft=files.draft,
+                gpus=gpus,
                 threads=threads,
                 incarnation=secrets.token_hex(8),
                 kv_over_commit=self._machine.kv_over_commit,
@@ -272,53 +287,3 @@ def default_threads(cpus: int) -> int:
     some 2 ms of CPU a step; on more cores, one of them is a small price for keeping those out of the engine's way.
     """
     return cpus if cpus <= 4 else cpus - 1
-
-
-def engine_config(
-    revision: Revision, artifact: Artifact | None, *, threads: int, incarnation: str, kv_over_commit: float = 1.0
-) -> dict[str, Any]:
-    """Write the engine's configuration document for a revision.
-
-    Raises:
-        ArtifactFault: the artifact has no weights, or its chat template cannot be read.
-    """
-    run = revision.execution
-    config: dict[str, Any] = {
-        "engine": run.engine.value,
-        "revision": revision.name,
-        "incarnation": incarnation,
-        "context_tokens": run.context_tokens,
-        "slots": run.slots,
-        "kv_cells": run.kv_cells,
-        # It counts all without a slot: as many may wait for their first and as many for another one, and the Scheduler
-        # may not have heard yet of preemptions, of every slot at most.
-        "max_waiting": 2 * waiting_max(run.slots) + run.slots + _ENGINE_WAITING_SLACK,
-        "threads": threads,
-        "prefill_chunk": run.prefill_chunk,
-        "run_ahead_tokens": run.run_ahead_tokens,
-    }
-    if kv_over_commit > 1:
-        config["kv_over_commit"] = kv_over_commit
-    if run.engine is Engine.SYNTHETIC:
-        config["prefill_tokens_per_s"] = run.synthetic_prefill_tokens_per_s
-        config["decode_tokens_per_s"] = run.synthetic_decode_tokens_per_s
-    if run.engine.schedules_itself:
-        config["tensor_parallel"] = max(1, run.tensor_parallel)
-    if artifact is not None:
-        weights = artifact.file_of(FileKind.WEIGHTS)
-        if weights is None:
-            raise ArtifactFault(f"{artifact.name} has no weights")
-        own = file_path(artifact, weights)
-        config["model_path"] = str(own.parent if run.engine.schedules_itself else own)
-        config["model_digest"] = weights.sha256
-        adapter = artifact.file_of(FileKind.ADAPTER)
-        if adapter is not None:
-            own = file_path(artifact, adapter)
-            config["adapter_path"] = str(own.parent if run.engine.schedules_itself else own)
-        template = artifact.file_of(FileKind.CHAT_TEMPLATE)
-        if template is not None:
-            try:
-                config["chat_template"] = file_path(artifact, template).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                raise ArtifactFault(f"the chat template {template.path} of {artifact.name} cannot be read") from None
-    return config

@@ -39,6 +39,7 @@ class SchedulerCollector(Collector):
         yield from collect_queues(self._relay)
         yield from collect_overload(self._relay)
         yield from self._traffic()
+        yield from self._kv()
         yield from self._workers()
         yield from self._health()
 
@@ -101,6 +102,18 @@ class SchedulerCollector(Collector):
         yield _counter("frames_written", "Frames to Routers.", frames_out)
         yield _counter("writer_wakeups", "Wake-ups of the sessions' writers.", wakeups)
         yield GaugeMetricFamily(f"{_PREFIX}sessions", "Router sessions.", value=len(self._relay.sessions))
+
+    def _kv(self) -> Iterable[Any]:
+        kv = self._relay.kv
+        for name, text, totals in (
+            ("kv_tokens_stored", "Tokens that the engines' prefix caches stored.", kv.stored),
+            ("kv_tokens_removed", "Those of them that were removed again, to make room.", kv.removed),
+            ("kv_events_lost", "Messages of the engines about their prefix caches that did not come.", kv.lost),
+        ):
+            counter = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=["revision"])
+            for revision, value in tuple(totals.items()):
+                counter.add_metric([revision], value)
+            yield counter
 
     def _workers(self) -> Iterable[Any]:
         workers = tuple(self._fleet.workers.values())

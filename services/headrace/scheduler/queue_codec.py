@@ -5,6 +5,7 @@ Pure functions, like headrace.scheduler.codec.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -95,7 +96,13 @@ def replica_load(replica: str, load: Load) -> pb.ReplicaLoad:
         admits_from=int(load.admits_from) if load.admits_from > Priority.SHEDDABLE else 0,  # type: ignore[arg-type]
         prefill_tokens_per_second=load.prefill_tokens_per_s,
         waiting_max=load.waiting_max,
+        room=load.room,
     )
+    for one in load.closed:
+        door = encoded.closed.add(tenant=one.tenant, priority=one.priority, tokens=one.tokens)
+        for duration, seconds in ((door.wait, one.wait_s), (door.done, one.done_s)):
+            if 0 < seconds < math.inf:
+                duration.FromMilliseconds(round(seconds * 1000))
     encoded.queue_wait.FromMicroseconds(max(0, round(load.queue_wait_s * 1_000_000)))
     return encoded
 

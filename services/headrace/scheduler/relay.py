@@ -27,6 +27,8 @@ from headrace.engine.contract import StepBatch
 from headrace.runtime.telemetry import get_logger
 from headrace.scheduler import codec, queue_codec
 from headrace.scheduler.columns import split_by_owner
+from headrace.scheduler.door_watch import DoorWatch
+from headrace.scheduler.kv_counts import KvCounts
 from headrace.scheduler.relay_counts import RelayCounts
 from headrace.scheduler.session import Session
 from headrace.triton.engine_client import EngineClient
@@ -49,11 +51,13 @@ class Relay:
         self.ledger = ledger
         self.overload = OverloadControl(ledger, overload)
         self.counts = RelayCounts()
+        self.kv = KvCounts()
         self.sessions: dict[int, Session] = {}
         self._engines: dict[str, EngineClient] = {}
         self._looks: dict[str, Reconciler] = {}
         self._ends: dict[str, asyncio.Event] = {}
         """Set at each end, by replica, where someone waits for a worker to be idle."""
+        self.doors = DoorWatch()
         self._numbers = itertools.count(1)
         self._successes = SlidingCount(RECENT_S)
         self._extra_attempts = SlidingCount(RECENT_S)
@@ -128,6 +132,8 @@ class Relay:
         """Something has happened that may let others start, or time has passed."""
         self.ledger.advance(now)
         self._flush()
+        if self.doors.have_changed(self.ledger, now):
+            self.ask_loads()
         due = self.ledger.next_due()
         if due == self._timer_at:
             return
@@ -174,6 +180,7 @@ class Relay:
         self._engines.pop(replica, None)
         self._looks.pop(replica, None)
         self._ends.pop(replica, None)
+        self.kv.forget(replica)
         self._advance(time.monotonic())
         self.ask_loads()
 
@@ -203,7 +210,7 @@ class Relay:
             self.overload.stepped(replica, batch.steps, batch.ended_ns, time.monotonic())
         closing: list[Mapping[str, Any]] | None = None
         if batch.events:
-            closing = self._take_events(incarnation, batch.events)
+            closing = self._take_events(book, batch.events)
         if batch.seqs:
             counts.tokens += len(batch.token_ids)
             self._forward(book, batch)
@@ -253,16 +260,18 @@ class Relay:
                 ledger.outputs.update(part.seqs)
                 session.put_output(part)
 
-    def _take_events(self, incarnation: int, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _take_events(self, book: WorkerBook, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Keep the books and tell of admissions now; return what is to be told after the columns.
 
         The books do not depend on the columns, so what is kept in them is taken in the order of the events.
         """
         closing = []
-        ledger, now = self.ledger, time.monotonic()
+        ledger, now, incarnation = self.ledger, time.monotonic(), book.incarnation
         for event in events:
             kind = event.get("type")
-            if kind == "admitted":
+            if kind == "alive":
+                self.kv.take(book.replica, book.revision, event.get("stats") or {})
+            elif kind == "admitted":
                 attempt = ledger.admit(event["seq"], incarnation, event.get("prompt_tokens", 0), now)
                 session = self.sessions.get(attempt.session) if attempt is not None else None
                 if attempt is not None:
@@ -352,7 +361,8 @@ class Relay:
         for replica in self.ledger.workers:
             load = self.ledger.load(replica, now)
             if load is not None:
-                report.replicas.append(queue_codec.replica_load(replica, load))
+                self.kv.tell(encoded := queue_codec.replica_load(replica, load))
+                report.replicas.append(encoded)
         return report
 
     def ask_loads(self) -> None:

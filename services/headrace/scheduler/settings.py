@@ -49,6 +49,11 @@ class SchedulerSettings(EtcdSettings):
         ("llamacpp", "synthetic"),
         description="Engines that this Scheduler starts workers for; tensorrt_llm, vllm and sglang have to be named.",
     )
+    gpus: Annotated[tuple[str, ...], pydantic.BeforeValidator(_split)] = Field(
+        (),
+        description="GPUs that workers of GPU engines get, each its own: indices or UUIDs, as CUDA_VISIBLE_DEVICES has "
+        "them. Empty: those in that variable, else all of this machine. Two Schedulers must not have the same.",
+    )
     workers_max: int = Field(4, description="Most workers here, attached ones included.", ge=0, le=64)
     attach: Annotated[tuple[Endpoint, ...], pydantic.BeforeValidator(_split)] = Field(
         (), description="host:port of Tritons that run already with our model; each becomes a worker."

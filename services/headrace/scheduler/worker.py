@@ -15,12 +15,12 @@ from typing import Any
 
 from headrace.adapters.route_codec import replica_to_proto
 from headrace.control.attempt_book import WorkerBook
-from headrace.control.resources import Artifact, FailureDomain, Replica, Revision
+from headrace.control.resources import FailureDomain, Replica, Revision
 from headrace.control.worker_health import Signals, worker_signals
 from headrace.control.worker_lifecycle import WorkerEffect, WorkerEvent, WorkerLifecycle, WorkerState
 from headrace.runtime.tasks import cancel_and_wait
 from headrace.runtime.telemetry import get_logger
-from headrace.scheduler.engine_run import EngineRun, Machine
+from headrace.scheduler.engine_run import EngineRun, Files, Machine
 from headrace.scheduler.publisher import Records, ReplicaPublisher
 from headrace.scheduler.relay import Relay
 from headrace.triton.engine_client import EngineLost
@@ -62,8 +62,9 @@ class Worker:
     Args:
         name: the replica, "replicas/{r}".
         revision: what it serves; None for an attached Triton, whose hello tells.
-        artifact: looks the revision's artifact up, each time it is loaded: its location may have changed.
+        files: looks the revision's artifacts up, each time it is loaded: their locations may have changed.
         target: host:port of a Triton that runs already; "" to start one.
+        gpus: what it may use, and nobody else, until it is over.
     """
 
     def __init__(
@@ -71,20 +72,22 @@ class Worker:
         name: str,
         *,
         revision: Revision | None,
-        artifact: Callable[[], Artifact | None],
+        files: Callable[[], Files],
         target: str,
         identity: Identity,
         machine: Machine,
         relay: Relay,
         records: Records,
         limits: WorkerLimits,
+        gpus: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.life = WorkerLifecycle()
         self.hello: Any = {}
         self.revision = revision.name if revision is not None else ""
         self._revision = revision
-        self._artifact = artifact
+        self._files = files
+        self._gpus = gpus
         self._target = target
         self._identity = identity
         self._machine = machine
@@ -175,7 +178,7 @@ class Worker:
             step = self._run.attach(self._target)
         else:
             assert self._revision is not None
-            step = self._run.launch(self._revision, self._artifact())
+            step = self._run.launch(self._revision, self._files(), self._gpus)
         event = await self._or_drain(step, WorkerEvent.LOADED, self._limits.start_s)
         if event[0] is WorkerEvent.LOADED:
             self.hello = self._run.hello
@@ -342,6 +345,7 @@ class Worker:
             kv_cells=int(self.hello.get("kv_cells") or (execution.kv_cells if execution else 0)),
             failure_domain=self._identity.failure_domain,
             detail=self.life.detail,
+            guided=frozenset(map(str, self.hello.get("guided") or ())),
         )
         value = replica_to_proto(record).SerializeToString()
         if self.life.state is WorkerState.LOADING:

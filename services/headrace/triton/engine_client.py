@@ -188,6 +188,8 @@ class EngineClient:
             input_bytes: size of its input, so that operations stay small.
             budget: its limits; None leaves the request as it is.
         """
+        if "priority" in request and not self.hello.get("priority"):  # an older engine refuses what it does not know
+            request = {name: value for name, value in request.items() if name != "priority"}
         self._outbox.generate(request, tokens, input_bytes, budget)
         self._work.set()
 

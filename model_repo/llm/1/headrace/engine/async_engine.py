@@ -9,10 +9,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import importlib
+import json
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from headrace.engine.config import ConfigError, EngineConfig
 from headrace.engine.hf_tokenizer import HfTokenizer
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.peft import check_fit
-from headrace.engine.request import RefusalError, Sampling, invalid
+from headrace.engine.request import Guided, RefusalError, Sampling, invalid
+from headrace.engine.schema_reading import BadSchema, parse_schema
 
 HEALTH_EVERY_S = 0.5
 ABORT_AGAIN_S = 0.02
@@ -39,6 +41,10 @@ class AsyncEngine(abc.ABC):
         self._config = config
         self._tokenizer = HfTokenizer(Path(config.model_path))
         self._versions: dict[str, str] = {}
+        self._guided: frozenset[str] = frozenset()
+        """Kinds of guided decoding that it can do; set by `_open`."""
+        self._refusals: tuple[type[BaseException], ...] = (ValueError,)
+        """What it raises for a request that it does not take."""
         self._stats = ManagedStats()
         self._wake: Callable[[], None] = lambda: None
         self._deltas: list[Delta] = []
@@ -77,7 +83,7 @@ class AsyncEngine(abc.ABC):
     @property
     def facts(self) -> ModelFacts:
         """What the model's folder says."""
-        return self._tokenizer.facts(self.kind, self._versions)
+        return self._tokenizer.facts(self.kind, self._versions, self._guided)
 
     def tokenize(self, text: str) -> list[int]:
         """See `HfTokenizer`."""
@@ -92,6 +98,14 @@ class AsyncEngine(abc.ABC):
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(sampling, name) <= 2:
                 raise invalid(f"sampling.{name}", f"must be between -2 and 2 on {self.kind}")
+
+    def check_guided(self, guided: Guided) -> None:
+        """What can be seen without the engine: the rest it says itself, as a refusal."""
+        if guided.kind == "json_schema":
+            try:
+                parse_schema(guided.text)
+            except BadSchema as error:
+                raise invalid("guided.json_schema", str(error)) from None
 
     def start(self, wake: Callable[[], None]) -> None:
         """See `ManagedEngine`."""
@@ -190,9 +204,11 @@ class AsyncEngine(abc.ABC):
 
         Read to the end of the stream: closed early, an engine's generator would abort what has ended already.
         """
-        is_over = False
+        is_over = has_spoken = False
+        end = End.FAILED
         try:
             async for delta in self._generate(request):
+                has_spoken = True
                 if not is_over:
                     is_over = delta.end is not None
                     self._tell(delta)
@@ -203,8 +219,10 @@ class AsyncEngine(abc.ABC):
                 self._die(type(error).__name__)
                 return
             sys.stderr.write(f"headrace engine: a request failed: {type(error).__name__}\n")
+            if request.guided is not None and not has_spoken and isinstance(error, self._refusals):
+                end = End.REFUSED
         if not is_over:
-            self._tell(Delta(request.id, end=End.FAILED))
+            self._tell(Delta(request.id, end=end))
 
     def _tell(self, delta: Delta) -> None:
         with self._lock:
@@ -227,6 +245,15 @@ class AsyncEngine(abc.ABC):
                 if self._is_death(error):
                     self._die(type(error).__name__)
             await asyncio.sleep(HEALTH_EVERY_S)
+
+
+GUIDED_BY_XGRAMMAR = frozenset({"json_schema", "json_object", "regex", "grammar", "choice"})
+"""Kinds that an engine can do by xgrammar; a choice is written as a grammar."""
+
+
+def choices_as_grammar(choices: Sequence[str]) -> str:
+    """One of these texts, in the EBNF of xgrammar."""
+    return "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
 
 
 def import_engine(name: str, config: EngineConfig, *, package: str) -> Any:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from headrace.engine.request import Sampling
+from headrace.engine.request import Guided, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a backend says of its model. `context_tokens_max` is what the model was trained for (0: no limit)."""
+    """What a backend says of its model. `context_tokens_max` is what the model was trained for (0: no limit).
+
+    `guided` are the kinds of guided decoding that it can do.
+    """
 
     kind: str
     model: str
@@ -21,6 +24,7 @@ class ModelFacts:
     chat_template: str | None = None
     begin_text: str = ""
     end_text: str = ""
+    guided: frozenset[str] = frozenset()
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -44,6 +48,8 @@ class Detail(NamedTuple):
 class Sampled:
     """The tokens of one step: first those of the decoding lanes, then those of the last prefills, in order.
 
+    -1 stands for a lane whose guide allows none.
+
     `details` has an entry, by index into `tokens`, for each lane that asked for logprobs.
     """
 
@@ -52,7 +58,7 @@ class Sampled:
 
 
 class Backend(Protocol):
-    """Driven by one thread, except for `facts`, `tokenize` and `piece`, which any thread may use.
+    """Driven by one thread, except for `facts`, `tokenize`, `piece` and `compile`, which any thread may use.
 
     A lane's life: `begin`, perhaps after `copy_prefix` into it; `step` with prefills, then with decodes; `free`, or
     nothing at all while its KV is retained. Any exception from these methods means that the engine has failed.
@@ -71,6 +77,10 @@ class Backend(Protocol):
         """The bytes that a token adds to the text; none for control tokens."""
         ...
 
+    def compile(self, guided: Guided) -> Any:
+        """What `begin` takes for it, of a kind that `facts` names; in bounded time. Raises `RefusalError`."""
+        ...
+
     def warm_up(self) -> None:
         """Runs the shapes that serving will use, once."""
         ...
@@ -82,10 +92,12 @@ class Backend(Protocol):
         generated: Sequence[int],
         sampling: Sampling,
         top_logprobs: int | None,
+        guide: Any = None,
     ) -> None:
         """A sequence begins in `lane`, or goes on there with the answer so far; its KV may hold a copied prefix.
 
         The first draw is the token after `generated`, as if this lane had drawn them all; both are prefilled first.
+        With a `guide`, only what it allows is drawn.
         """
         ...
 

@@ -22,10 +22,51 @@ MANAGED_ENGINES = ("tensorrt_llm", "vllm", "sglang")
 ENGINES = (*STEP_ENGINES, *MANAGED_ENGINES)
 _RUN_AHEAD_MANAGED = 1024
 _ABORTS = ("", "on", "after_first_token", "off")
+_METHODS = ("ngram", "draft_model", "eagle3")
+NGRAM_MAX = 4
 
 
 class ConfigError(ValueError):
     """A setting is wrong; the message is one sentence that names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """Speculative decoding: who drafts how many tokens for each step.
+
+    `method` is ngram, which looks up to `ngram_max` tokens up in what was said before, draft_model or eagle3, whose
+    files are in the folder `draft_path`.
+    """
+
+    method: str
+    draft_tokens: int
+    draft_path: str = ""
+    ngram_max: int = NGRAM_MAX
+
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            raise ConfigError(f"speculative.method must be one of {', '.join(_METHODS)}, not {self.method!r}.")
+        for name in ("draft_tokens", "ngram_max"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"speculative.{name} must be an integer of at least 1, not {value!r}.")
+        if not isinstance(self.draft_path, str) or (self.method != "ngram") != bool(self.draft_path):
+            raise ConfigError("speculative.draft_path must name the folder of a draft_model or an eagle3 only.")
+
+    @classmethod
+    def parse(cls, document: object) -> Speculative:
+        """A decoded document as a value; raises `ConfigError`."""
+        if not isinstance(document, Mapping):
+            raise ConfigError("speculative must be an object or null.")
+        unknown = sorted(set(document) - {field.name for field in fields(cls)})
+        missing = sorted({"method", "draft_tokens"} - set(document))
+        if unknown or missing:
+            raise ConfigError(
+                f"speculative must have method and draft_tokens, and no {', '.join(unknown)}."
+                if unknown
+                else f"speculative must have {' and '.join(missing)}."
+            )
+        return cls(**dict(document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +81,8 @@ class EngineConfig:
     From `gpus` on it is for the managed engines, whose `model_path` and `adapter_path` are folders. `gpus` are the
     devices that the engine may see, as CUDA_VISIBLE_DEVICES wants them; "": all. `abort` says when a request may be
     ended early: on, after_first_token or off; "" is what is held for safe there. `speculative` is the engine's own
-    document for speculative decoding. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.
+    document for speculative decoding. `guided_backend` is what guides decoding, by the engine's name for it, or off; ""
+    is what is chosen there. `eager` leaves compilation and CUDA graphs out: it starts sooner and runs slower.
     """
 
     engine: str
@@ -68,13 +110,23 @@ class EngineConfig:
     gpu_memory_fraction: float = 0.9
     kv_events: bool = False
     abort: str = ""
-    speculative: Mapping[str, Any] | None = None
+    speculative: Speculative | None = None
     eager: bool = False
+    guided_backend: str = ""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}.")
-        for name in ("revision", "incarnation", "model_path", "model_digest", "adapter_path", "gpus", "dtype"):
+        for name in (
+            "revision",
+            "incarnation",
+            "model_path",
+            "model_digest",
+            "adapter_path",
+            "gpus",
+            "dtype",
+            "guided_backend",
+        ):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} must be a string.")
         self._check_managed()
@@ -113,8 +165,6 @@ class EngineConfig:
         for name in ("kv_events", "eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false.")
-        if self.speculative is not None and not isinstance(self.speculative, Mapping):
-            raise ConfigError("speculative must be an object or null.")
         self._integer("tensor_parallel", 1, 1024)
         self._rate("gpu_memory_fraction", "between 0 and 1")
         if not 0 < self.gpu_memory_fraction <= 1:
@@ -154,6 +204,8 @@ def parse_config(document: object) -> EngineConfig:
     if "engine" not in document:
         raise ConfigError(f"engine must be given: one of {', '.join(ENGINES)}.")
     settings: dict[str, Any] = dict(document)
+    if settings.get("speculative") is not None:
+        settings["speculative"] = Speculative.parse(settings["speculative"])
     return EngineConfig(**settings)
 
 

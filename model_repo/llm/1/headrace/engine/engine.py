@@ -231,7 +231,9 @@ def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:
         "slots": config.slots,
         "kv_cells": config.kv_cells,
         "vocabulary": facts.vocabulary,
+        "guided": sorted(facts.guided),
         "pause": "run_ahead" if config.run_ahead_tokens else "native",
+        "priority": True,  # REQUEST may have one
         "shapes": {"prefill": config.prefill_chunk, "decode": _batch_sizes(config.slots)},
         "versions": {"headrace": _version("headrace"), **facts.versions},
     }

@@ -75,7 +75,7 @@ class HfTokenizer:
         inner = self._model.get("text_config")
         return inner if isinstance(inner, dict) else self._model
 
-    def facts(self, kind: str, versions: Mapping[str, str]) -> ModelFacts:
+    def facts(self, kind: str, versions: Mapping[str, str], guided: frozenset[str] = frozenset()) -> ModelFacts:
         """What is known of the model without having loaded it."""
         names = self._model.get("architectures")
         return ModelFacts(
@@ -87,6 +87,7 @@ class HfTokenizer:
             chat_template=self.chat_template,
             begin_text=self.begin_text,
             end_text=self.end_text,
+            guided=guided,
             versions=versions,
         )
 

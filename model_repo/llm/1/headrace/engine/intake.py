@@ -22,6 +22,7 @@ from headrace.engine.request import (
     ENGINE_FAILED,
     INVALID_REQUEST,
     OVERLOADED,
+    Guided,
     RefusalError,
     Rejected,
     Request,
@@ -161,6 +162,7 @@ class Intake:
             sentence = f"The prompt's {len(prompt)} tokens and max_tokens {max_tokens} do not fit"
             raise _too_long("max_tokens", sentence, limit, len(prompt) + max_tokens)
         known = self._known(request, len(prompt), max_tokens)
+        guide = None if request.guided is None else self._guide(request.guided)
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=self._draw_seed())
@@ -180,7 +182,17 @@ class Intake:
             execution_ns=_time_ns(request.execution_ms, 0),
             cache_salt=request.cache_salt,
             known=known,
+            guide=guide,
+            priority=request.priority,
         )
+
+    def _guide(self, guided: Guided) -> Any:
+        """Compiled here so that the loop does not stand still for it."""
+        kinds = self._facts.guided
+        if guided.kind not in kinds:
+            can = f"does {', '.join(sorted(kinds))}" if kinds else "does no guided decoding"
+            raise invalid(f"guided.{guided.kind}", f"is not what this engine does: it {can}")
+        return self._backend.compile(guided)
 
     def _known(self, request: Request, prompt: int, max_tokens: int) -> Known | None:
         """The continuation, replayed here so that the loop does not stand still for it."""

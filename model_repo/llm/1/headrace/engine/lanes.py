@@ -54,10 +54,11 @@ class Lanes:
         if match is not None and match.lane not in reservation.evicted:
             cached = match.length
             if reservation.adopted:
+                self.ledger.cut(lane, cached)
                 self._backend.truncate(lane, cached)
             else:
                 self._backend.copy_prefix(match.lane, lane, cached)
-        self._backend.begin(lane, request.prompt, sequence.ids, request.sampling, request.top_logprobs)
+        self._backend.begin(lane, request.prompt, sequence.ids, request.sampling, request.top_logprobs, request.guide)
         self._index.put(lane, prefix, cached, request.cache_salt)
         sequence.enter(lane, prefix, cached)
         return True

@@ -42,6 +42,9 @@ class Ledger:
         self._retained: dict[int, int] = {}  # in the order of their last use, the oldest first
         self.reserved_cells = 0
         self.retained_cells = 0
+        self._reused: dict[int, int] = {}  # of active lanes that were retained before: what of it they went on with
+        self.stored = self.removed = 0
+        """Cells that became prefix cache, and that were forgotten, since the start."""
 
     @property
     def active(self) -> int:
@@ -56,6 +59,9 @@ class Ledger:
             "kv_cells": self.cells,
             "kv_reserved": self.reserved_cells,
             "kv_cached": self.retained_cells,
+            "kv_stored": self.stored,
+            "kv_removed": self.removed,
+            "kv_events_lost": 0,
         }
 
     @property
@@ -79,9 +85,11 @@ class Ledger:
                 break
             if lane is None or lane not in self._retained:
                 continue
-            self._forget(lane)
             adopted = lane == source
-            if not adopted:
+            if adopted:
+                self._reused[lane] = self._forget(lane)
+            else:
+                self.removed += self._forget(lane)
                 evicted.append(lane)
                 self._free.append(lane)
         if source is not None and adopted:
@@ -110,9 +118,15 @@ class Ledger:
         self.reserved_cells += more
         return tuple(evicted)
 
+    def cut(self, lane: int, cells: int) -> None:
+        """Of what an adopted lane held, it goes on with the first `cells`."""
+        self.removed += self._reused[lane] - cells
+        self._reused[lane] = cells
+
     def release(self, lane: int) -> None:
         """Gives an active lane and its cells back. Raises `LedgerError` when it is not active: exactly once."""
         self._end(lane)
+        self.removed += self._reused.pop(lane, 0)
         self._free.append(lane)
 
     def retain(self, lane: int, cells: int) -> None:
@@ -120,12 +134,13 @@ class Ledger:
         if not 0 < cells <= self._active.get(lane, 0):
             raise LedgerError(f"lane {lane} cannot retain {cells} cells")
         self._end(lane)
+        self.stored += cells - self._reused.pop(lane, 0)
         self._retained[lane] = cells
         self.retained_cells += cells
 
     def evict(self, lane: int) -> None:
         """Forgets a retained lane."""
-        self._forget(lane)
+        self.removed += self._forget(lane)
         self._free.append(lane)
 
     def _end(self, lane: int) -> None:
@@ -134,8 +149,9 @@ class Ledger:
             raise LedgerError(f"lane {lane} is not active")
         self.reserved_cells -= cells
 
-    def _forget(self, lane: int) -> None:
+    def _forget(self, lane: int) -> int:
         cells = self._retained.pop(lane, None)
         if cells is None:
             raise LedgerError(f"lane {lane} is not retained")
         self.retained_cells -= cells
+        return cells

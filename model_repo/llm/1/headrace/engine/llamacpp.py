@@ -20,10 +20,12 @@ import llama_cpp.llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine.automaton import Automaton
 from headrace.engine.backend import Detail, ModelFacts, Prefill, Sampled
 from headrace.engine.config import ConfigError, EngineConfig
-from headrace.engine.request import Sampling
-from headrace.engine.sampling import make_chain
+from headrace.engine.guide import Guide, Vocabulary, compile_guide
+from headrace.engine.request import GUIDES, Guided, Sampling
+from headrace.engine.sampling import draw, make_chain
 
 _PIECE_BYTES_MAX = 512
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
@@ -47,6 +49,7 @@ def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 class _Lane:
     chain: Any  # None: plain greedy
     top_logprobs: int | None
+    guide: Guide | None = None
     position: int = 0
     token: int = 0
 
@@ -84,6 +87,7 @@ class LlamaBackend:
         self._adapter = self._apply_adapter(config) if config.adapter_path else None
         self._memory = ll.llama_get_memory(self._context)
         self._facts = self._read_facts(threads)
+        self._vocabulary = Vocabulary(self._facts.vocabulary, self.piece, self._facts.end_tokens)
         self._batch = _Batch(size)
         self._pool = ThreadPoolExecutor(threads, "sampler")
 
@@ -105,6 +109,7 @@ class LlamaBackend:
 
     def _read_facts(self, threads: int) -> ModelFacts:
         vocabulary = ll.llama_vocab_n_tokens(self._vocab)
+        ends = frozenset(token for token in range(vocabulary) if ll.llama_vocab_is_eog(self._vocab, token))
         name = ctypes.create_string_buffer(256)
         ll.llama_model_desc(self._model, name, len(name))
         template = ll.llama_model_chat_template(self._model, None)
@@ -112,7 +117,9 @@ class LlamaBackend:
             kind="llamacpp",
             model=name.value.decode(errors="replace"),
             vocabulary=vocabulary,
-            end_tokens=frozenset(token for token in range(vocabulary) if ll.llama_vocab_is_eog(self._vocab, token)),
+            end_tokens=ends,
+            # An answer that is complete has to be ended by a token.
+            guided=frozenset(GUIDES) if ends else frozenset(),
             context_tokens_max=ll.llama_model_n_ctx_train(self._model),
             chat_template=template.decode(errors="replace") if template else None,
             begin_text=self._text(ll.llama_vocab_bos(self._vocab)),
@@ -149,6 +156,11 @@ class LlamaBackend:
         length = ll.llama_token_to_piece(self._vocab, token, buffer, _PIECE_BYTES_MAX, 0, False)
         return buffer.raw[: max(0, length)]
 
+    def compile(self, guided: Guided) -> Automaton:
+        """See `guide.py`: llama.cpp's own grammars may take time and memory without a bound, and end the process."""
+        _ = self._vocabulary.first  # made by the first who needs it, and not in the loop
+        return compile_guide(guided)
+
     def warm_up(self) -> None:
         """A full prefill chunk, decoding in one slot, and decoding in all of them beside a chunk."""
         token = max(0, ll.llama_vocab_bos(self._vocab))
@@ -170,12 +182,15 @@ class LlamaBackend:
         generated: Sequence[int],
         sampling: Sampling,
         top_logprobs: int | None,
+        guide: Automaton | None = None,
     ) -> None:
         """Makes the sampler; plain greedy needs none, a numpy argmax is ten times cheaper."""
         chain = None
         if not sampling.is_plain_greedy:
-            chain = make_chain(sampling, prompt, generated, self._facts.vocabulary, self._window)
-        self._lanes[lane] = _Lane(chain, top_logprobs)
+            draws = 1 if guide is None else 2
+            chain = make_chain(sampling, prompt, generated, self._facts.vocabulary, self._window, draws)
+        followed = None if guide is None else Guide(guide, self._vocabulary, generated)
+        self._lanes[lane] = _Lane(chain, top_logprobs, followed)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """In a unified cache both lanes then share the cells."""
@@ -228,13 +243,23 @@ class LlamaBackend:
 
     def _draw_one(self, drawing: tuple[_Lane, int], row: npt.NDArray[np.float32]) -> tuple[int, Detail | None]:
         lane, index = drawing
-        if lane.chain is None:
+        if lane.guide is not None:
+            token = self._draw_guided(lane.guide, lane.chain, row)
+        elif lane.chain is None:
             token = int(row.argmax())
         else:
             token = int(ll.llama_sampler_sample(lane.chain, self._context, index))
-        if lane.top_logprobs is None:
+        if lane.top_logprobs is None or token < 0:
             return token, None
         return token, logprobs_of(row, token, lane.top_logprobs)
+
+    def _draw_guided(self, guide: Guide, chain: Any, row: npt.NDArray[np.float32]) -> int:
+        if chain is None:
+            return guide.likeliest(row)
+        token = guide.drawn(draw(chain, row), row, lambda allowed: draw(chain, row, allowed))
+        if token >= 0:
+            ll.llama_sampler_accept(chain, token)
+        return token
 
     def end(self, lane: int) -> None:
         """Gives the sampler back."""

@@ -22,7 +22,7 @@ from headrace.engine.preemption import Paused, choose, next_look_ns
 from headrace.engine.request import ENGINE_FAILED, OVERLOADED, RefusalError, Rejected
 from headrace.engine.running import Running
 from headrace.engine.sequence import Phase, Prepared, Sequence
-from headrace.engine.stepper import Stepper, hand_out
+from headrace.engine.stepper import Stepper, hand_out, stuck
 from headrace.engine.streams import Streams
 from headrace.engine.text import Release
 
@@ -68,8 +68,7 @@ class EngineLoop:
             backend, self._running, self._lanes, end=self._end, use_up=self._use_up, pause=self._pause, clock=clock
         )
         self._streams = Streams()
-        self._next_alive_ns = 0
-        self._prompted = self._cached = self._preemptions = self._reprefilled = 0
+        self._next_alive_ns = self._prompted = self._cached = self._preemptions = self._reprefilled = 0
         self.failure: str | None = None
 
     def turn(self, operations: list[Operation]) -> None:
@@ -302,7 +301,7 @@ class EngineLoop:
     def _make_room(self, head: Sequence, now: int) -> None:
         """Preempts paused sequences if that lets the head of the queue in; otherwise the queue is blocked."""
         slots, cells = self._lanes.missing(head)
-        paused = [Paused(one.id, one.cells, one.paused_ns) for one in self._running.paused.values()]
+        paused = [Paused(o.id, o.cells, o.paused_ns, o.request.priority) for o in self._running.paused.values()]
         ripe = now - self._preempt_after_ns
         chosen = choose(paused, slots=slots, cells=cells, ripe_ns=ripe)
         for seq in chosen:
@@ -342,8 +341,9 @@ class EngineLoop:
             if sequence.must_abort:
                 self._preempt(sequence)
 
-    def _end(self, sequence: Sequence, stop: dict[str, Any]) -> None:
-        self._finish(sequence, "stop", stop=stop)
+    def _end(self, sequence: Sequence, stop: dict[str, Any] | None) -> None:
+        reason, error = ("stop", None) if stop is not None else ("error", stuck())
+        self._finish(sequence, reason, stop=stop, error=error)
 
     def _finish(
         self,

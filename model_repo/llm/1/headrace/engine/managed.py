@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.engine.backend import Detail, ModelFacts
-from headrace.engine.request import Sampling
+from headrace.engine.kv_events import KvCounts
+from headrace.engine.request import Guided, Sampling
 
 
 class EngineDead(RuntimeError):
@@ -34,6 +35,8 @@ class End(enum.Enum):
     ABORTED = "aborted"
     FAILED = "failed"
     """This request failed in the engine; others go on."""
+    REFUSED = "refused"
+    """The engine did not take what it was to be guided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class ManagedRequest:
 
     `id` is unique while the engine lives. `prompt` includes what a sequence has said so far, the last `said` of its
     tokens; `max_tokens` is what may follow. `end_tokens` end it, and nothing else does: the model's own are among them
-    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first.
+    unless the caller wants them ignored. `priority` is from 0 to 1, higher comes first; who names none has 0.5.
     """
 
     id: str
@@ -54,6 +57,7 @@ class ManagedRequest:
     top_logprobs: int | None = None
     cache_salt: str = ""
     priority: float = 0.5
+    guided: Guided | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ManagedStats:
-    """What the engine says of itself; -1 where it does not say. KV is counted in tokens.
+    """What the engine says of itself; -1 or None where it does not say. KV is counted in tokens.
 
     `extra` is for the log of the worker: names of the engine's own.
     """
@@ -85,12 +89,13 @@ class ManagedStats:
     queued: int = -1
     kv_tokens: int = -1
     kv_used_tokens: int = -1
+    kv_events: KvCounts | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
 class ManagedEngine(Protocol):
-    """All methods but `tokenize`, `piece` and `check`, which any thread may use, are called by one thread; none but
-    `start` and `shutdown` may block.
+    """All methods but `tokenize`, `piece`, `check` and `check_guided`, which any thread may use, are called by one
+    thread; none but `start` and `shutdown` may block.
     """
 
     @property
@@ -114,6 +119,10 @@ class ManagedEngine(Protocol):
 
     def check(self, sampling: Sampling, top_logprobs: int | None) -> None:
         """Raises `RefusalError` for what this engine cannot do; any thread may call it."""
+        ...
+
+    def check_guided(self, guided: Guided) -> None:
+        """As `check`, for a kind of guided decoding that `facts` names."""
         ...
 
     def submit(self, request: ManagedRequest) -> None:

@@ -22,7 +22,7 @@ from headrace.engine.backend import Detail, ModelFacts
 from headrace.engine.loop import EngineLoop
 from headrace.engine.managed import Delta, End, EngineDead, ManagedEngine, ManagedRequest
 from headrace.engine.pieces import PieceTable
-from headrace.engine.request import ENGINE_FAILED, RefusalError, Sampling
+from headrace.engine.request import ENGINE_FAILED, PRIORITY_MAX, Guided, RefusalError, Sampling, invalid
 from headrace.engine.sequence import Sequence
 
 
@@ -86,6 +86,11 @@ class ManagedLoop(EngineLoop):
         told = self._engine.stats()
         if told.kv_used_tokens >= 0:
             stats["kv_cached"] = max(0, min(told.kv_used_tokens, stats["kv_cells"]) - stats["kv_reserved"])
+        # Of the ledger's own lanes nothing is ever retained: without the engine's word nothing is known.
+        stats |= {"kv_stored": -1, "kv_removed": -1, "kv_events_lost": -1}
+        if told.kv_events is not None:
+            events = told.kv_events
+            stats |= {"kv_stored": events.stored, "kv_removed": events.removed, "kv_events_lost": events.lost}
         return stats
 
     def close(self) -> None:
@@ -183,6 +188,8 @@ class ManagedLoop(EngineLoop):
                 end_tokens=request.stop_token_ids | end_tokens,
                 top_logprobs=request.top_logprobs,
                 cache_salt=request.cache_salt,
+                guided=request.guide,
+                priority=(request.priority - 1) / PRIORITY_MAX,
             )
         )
 
@@ -193,10 +200,15 @@ class ManagedLoop(EngineLoop):
     def _preempt(self, sequence: Sequence) -> None:
         """Too far ahead of its credit. Where an abort would cost more than memory, it runs on instead.
 
-        Engines count presence and frequency over what they generated in one stay only.
+        Engines count presence and frequency over what they generated in one stay only, and a guide begins with it.
         """
         sampling = sequence.request.sampling
-        if self._abort is Abort.OFF or sampling.presence_penalty or sampling.frequency_penalty:
+        if (
+            self._abort is Abort.OFF
+            or sequence.request.guide is not None
+            or sampling.presence_penalty
+            or sampling.frequency_penalty
+        ):
             return
         self._leave(self._stay_of[sequence.id])
 
@@ -257,6 +269,11 @@ class ManagedLoop(EngineLoop):
             super()._finish(sequence, "length", keep=False)
         elif delta.end is End.ABORTED and stay.is_leaving:
             self._go_out(sequence)
+        elif delta.end is End.REFUSED:
+            error = invalid(
+                "guided", "was refused by the engine: it is faulty, or has what the engine does not support"
+            )
+            super()._finish(sequence, "error", error=error, keep=False)
         else:
             error = RefusalError(ENGINE_FAILED, "The engine could not go on with this request.")
             super()._finish(sequence, "error", error=error, keep=False)
@@ -289,6 +306,11 @@ class HostedBackend:
     def piece(self, token: int) -> bytes:
         """See `ManagedEngine`."""
         return self._engine.piece(token)
+
+    def compile(self, guided: Guided) -> Guided:
+        """See `ManagedEngine.check_guided`."""
+        self._engine.check_guided(guided)
+        return guided
 
     def warm_up(self) -> None:
         """`start` has done it."""

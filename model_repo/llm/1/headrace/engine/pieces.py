@@ -15,6 +15,7 @@ class PieceTable(dict[int, bytes | None]):
         super().__init__()
         self._piece = piece
         self._end_tokens = end_tokens
+        self[-1] = None  # no token: a guide allows none
 
     def __missing__(self, token: int) -> bytes | None:
         piece: bytes | None = None if token in self._end_tokens else self._piece(token)

@@ -29,6 +29,8 @@ STOP_CHARACTERS_MAX = 256
 TOP_LOGPROBS_MAX = 20
 MESSAGES_MAX = 4096
 TOKENS_MAX = 2**31 - 1
+PRIORITY, PRIORITY_MAX = 3, 4
+"""Of a request that names none, and the highest; the lowest is 1."""
 
 
 class RefusalError(Exception):
@@ -88,6 +90,20 @@ class Message:
     content: str
 
 
+GUIDES = ("json_schema", "json_object", "regex", "choice", "grammar")
+GUIDE_BYTES_MAX = 32 * 1024
+CHOICES_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """What the answer must look like: one of `GUIDES`, with its text, or its choices."""
+
+    kind: str
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """What another engine generated of the answer before it was lost.
@@ -120,6 +136,8 @@ class Request:
     execution_ms: int | None = None
     cache_salt: str = ""
     continuation: Continuation | None = None
+    guided: Guided | None = None
+    priority: int = PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +208,8 @@ def parse_request(item: Mapping[str, Any], tokens: Sequence[int]) -> Request:
         execution_ms=_milliseconds(item, "execution_ms"),
         cache_salt=_salt(item.get("cache_salt")),
         continuation=_continuation(item.get("continuation"), tokens[own:]),
+        guided=_guided(item),
+        priority=PRIORITY if item.get("priority") is None else _integer(item["priority"], "priority", 1, PRIORITY_MAX),
     )
 
 
@@ -263,6 +283,35 @@ def _continuation(value: object, tokens: Sequence[int]) -> Continuation | None:
         return None
     _no_unknown(value, frozenset({"tokens", "text_bytes"}), "continuation.")
     return Continuation(tuple(tokens), _integer(value.get("text_bytes"), "continuation.text_bytes", 0, SEQ_MAX))
+
+
+def _guided(item: Mapping[str, Any]) -> Guided | None:
+    value = item.get("guided")
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= set(GUIDES):
+        raise invalid("guided", f"must be an object with exactly one of {', '.join(GUIDES)}")
+    if item.get("continuation") is not None:
+        raise invalid("guided", "cannot be given with a continuation")
+    if item.get("ignore_eos"):
+        raise invalid("guided", "cannot be given with ignore_eos: the answer ends where it is complete")
+    ((kind, said),) = value.items()
+    at = f"guided.{kind}"
+    if kind == "json_object":
+        if said is not True:
+            raise invalid(at, "must be true")
+        return Guided(kind)
+    if kind == "choice":
+        if not isinstance(said, list) or not 0 < len(said) <= CHOICES_MAX:
+            raise invalid(at, f"must be a list of 1 to {CHOICES_MAX} strings")
+        choices = tuple(_text(one, f"{at}[{index}]") for index, one in enumerate(said))
+        if not all(choices) or sum(len(one.encode()) for one in choices) > GUIDE_BYTES_MAX:
+            raise invalid(at, f"must hold strings that are not empty, of {GUIDE_BYTES_MAX} bytes together at most")
+        return Guided(kind, choices=choices)
+    text = _text(said, at)
+    if not text or len(text.encode()) > GUIDE_BYTES_MAX:
+        raise invalid(at, f"must have 1 to {GUIDE_BYTES_MAX} bytes")
+    return Guided(kind, text)
 
 
 def _salt(value: object) -> str:

@@ -11,14 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp.llama_cpp as ll
+import numpy as np
+import numpy.typing as npt
 
 from headrace.engine.request import Sampling
 
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data."""
+
 
 def make_chain(
-    sampling: Sampling, prompt: Sequence[int], generated: Sequence[int], vocabulary: int, window: int
+    sampling: Sampling,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+    vocabulary: int,
+    window: int,
+    draws: int = 1,
 ) -> Any:
-    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have.
+    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have,
+    `draws` how many random numbers a token may have used.
 
     It is what it would be had it drawn `generated` itself. Only the random numbers may be others of the same seed:
     llama.cpp uses none where a single candidate is left, and which steps those were is not known; none is used twice.
@@ -46,10 +57,22 @@ def make_chain(
     if sampling.min_p > 0:
         ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_min_p(sampling.min_p, 1))
     ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_temp(sampling.temperature))
-    draw = ll.llama_sampler_init_dist(_seed(sampling.seed or 0))
-    _use_up(draw, len(generated))
-    ll.llama_sampler_chain_add(chain, draw)
+    dice = ll.llama_sampler_init_dist(_seed(sampling.seed or 0))
+    _use_up(dice, draws * len(generated))
+    ll.llama_sampler_chain_add(chain, dice)
     return chain
+
+
+def draw(chain: Any, row: npt.NDArray[np.float32], allowed: npt.NDArray[np.int64] | None = None) -> int:
+    """A draw from the logits, of all tokens or of some; `llama_sampler_accept` has to follow for what is taken."""
+    candidates = np.zeros(len(row) if allowed is None else len(allowed), _CANDIDATE)
+    candidates["id"] = np.arange(len(row)) if allowed is None else allowed
+    candidates["logit"] = row if allowed is None else row[allowed]
+    array = ll.llama_token_data_array()
+    data: Any = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(ll.llama_token_data))
+    array.data, array.size, array.selected, array.sorted = data, len(candidates), -1, False
+    ll.llama_sampler_apply(chain, ctypes.byref(array))
+    return int(array.data[array.selected].id)
 
 
 def _use_up(draw: Any, count: int) -> None:

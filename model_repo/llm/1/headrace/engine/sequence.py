@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.engine.backend import Prefill
 from headrace.engine.continuation import Delivered, Known
-from headrace.engine.request import DRAINED, Sampling
+from headrace.engine.request import DRAINED, PRIORITY, PRIORITY_MAX, Sampling
 from headrace.engine.run_ahead import RunAhead
 from headrace.engine.text import Release, TextJoiner
 
@@ -48,7 +48,8 @@ class Prepared:
     """A request that passed every check. Times are CLOCK_MONOTONIC ns; 0 is none.
 
     `queue_until_ns` bounds the wait for the first admission, `execution_ns` is a duration from there on. KV is reused
-    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer.
+    between prompts of the same `cache_salt` only. `known` is what a lost engine had generated of the answer. `guide` is
+    what the backend has compiled.
     """
 
     seq: int
@@ -66,6 +67,8 @@ class Prepared:
     execution_ns: int = 0
     cache_salt: str = ""
     known: Known | None = None
+    guide: Any = None
+    priority: int = PRIORITY
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +205,14 @@ class Sequence:
         """How much of `prefix` is to be prefilled: without credit all but the last token, whose step draws the next."""
         may_draw = self.generated < self.limit or self.ahead is not None
         return len(self.prefix) if may_draw else len(self.prefix) - 1
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lowest gives way last where cells run short: the highest priority, then the oldest.
+
+        Who gave way once ranks with the highest: work of low priority is not computed again and again.
+        """
+        return (-(PRIORITY_MAX if self.preemptions else self.request.priority), self.order)
 
     @property
     def cells(self) -> int:

@@ -12,13 +12,16 @@ from typing import Any
 from headrace.engine.backend import Backend, Detail, Prefill
 from headrace.engine.lanes import Lanes
 from headrace.engine.pieces import PieceTable
+from headrace.engine.request import RefusalError, invalid
 from headrace.engine.running import Running
 from headrace.engine.sequence import Sequence
 from headrace.engine.text import Release, ending_token
 
 
 class Stepper:
-    """Calls `end` for a sequence that met its stop, `use_up` for one at its limit, `pause` for one without credit."""
+    """Calls `end` for a sequence that met its stop, or without one where its guide allows no token, `use_up` for one at
+    its limit, `pause` for one without credit.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,7 @@ class Stepper:
         running: Running,
         lanes: Lanes,
         *,
-        end: Callable[[Sequence, dict[str, Any]], None],
+        end: Callable[[Sequence, dict[str, Any] | None], None],
         use_up: Callable[[Sequence], None],
         pause: Callable[[Sequence, int], None],
         clock: Callable[[], int],
@@ -100,6 +103,10 @@ class Stepper:
     def accept(self, sequence: Sequence, token: int, detail: Detail | None) -> bool:
         """One token with everything that can come of it; whether it ended the sequence."""
         request = sequence.request
+        if token < 0:
+            self.generated -= 1
+            self._end(sequence, None)
+            return True
         sequence.generated += 1
         sequence.ids.append(token)
         end_tokens = () if request.ignore_eos else self._backend.facts.end_tokens
@@ -116,6 +123,11 @@ class Stepper:
             return True
         sequence.settle()
         return False
+
+
+def stuck() -> RefusalError:
+    """Why an answer ends whose guide leaves it no way to go on."""
+    return invalid("guided", "allows no token here, or could be followed in too many ways")
 
 
 def hand_out(sequence: Sequence, release: Release) -> None:

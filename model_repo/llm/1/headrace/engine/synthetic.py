@@ -16,7 +16,7 @@ from hashlib import blake2b
 import numpy as np
 
 from headrace.engine.backend import Detail, ModelFacts, Prefill, Sampled
-from headrace.engine.request import Sampling
+from headrace.engine.request import Guided, Sampling
 
 END_TOKEN = 256
 _WORDS = (
@@ -98,6 +98,7 @@ class SyntheticBackend:
             vocabulary=len(_TABLE),
             end_tokens=frozenset({END_TOKEN}),
             chat_template=_TEMPLATE,
+            guided=frozenset({"choice"}),
             versions={"synthetic": "1"},
         )
 
@@ -109,6 +110,10 @@ class SyntheticBackend:
         """The bytes of a token."""
         return _TABLE[token]
 
+    def compile(self, guided: Guided) -> Guided:
+        """A choice is drawn as a whole, by prompt and seed; nothing else could be held to: it has no language."""
+        return guided
+
     def warm_up(self) -> None:
         """Nothing to warm."""
 
@@ -119,6 +124,7 @@ class SyntheticBackend:
         generated: Sequence[int],
         sampling: Sampling,
         top_logprobs: int | None,
+        guide: Guided | None = None,
     ) -> None:
         """Draws the sequence's state from its prompt and, unless greedy, its seed; of the answer only length counts."""
         seed = 0 if sampling.temperature == 0 else (sampling.seed or 0)
@@ -132,6 +138,9 @@ class SyntheticBackend:
             end, say = directives[-1].groups()
             script = self.tokenize(say) if say is not None else []
             end_at = len(script) if end is None else int(end)
+        if guide is not None:
+            script = self.tokenize(guide.choices[state % len(guide.choices)])
+            end_at = len(script)
         lane_state = _Lane(state, script, end_at, top_logprobs, produced=len(generated))
         offset = len(generated) % _AHEAD
         if offset:  # otherwise the first step does it

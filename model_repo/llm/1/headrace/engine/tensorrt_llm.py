@@ -7,22 +7,38 @@ between releases.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
+from headrace.engine.async_engine import (
+    ADAPTER,
+    GUIDED_BY_XGRAMMAR,
+    AsyncEngine,
+    choices_as_grammar,
+    import_engine,
+)
 from headrace.engine.backend import Detail
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import BufferedEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.peft import rank_of
-from headrace.engine.signatures import supported
+from headrace.engine.request import Guided
+from headrace.engine.signatures import parameters, supported
 
 BLOCK = 32
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "cancelled": End.ABORTED}
 _INHERITED = ("OMPI_", "PMIX_", "PMI_")
 _EVENTS_MAX = 1024
+_DRAFTERS = {
+    "ngram": ("NGramDecodingConfig",),
+    "draft_model": ("DraftTargetDecodingConfig",),
+    "eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),
+}
 
 
 def make(config: EngineConfig) -> TensorRtLlmEngine:
@@ -42,6 +58,8 @@ class TensorRtLlmEngine(AsyncEngine):
         self._lora: Any = None
         self._results: dict[str, Any] = {}
         self._last: Mapping[str, Any] = {}
+        self._has_complained = False
+        self._kv_events = BufferedEvents(BLOCK) if config.kv_events else None
 
     async def _open(self) -> None:
         for name in [one for one in os.environ if one.startswith(_INHERITED)]:
@@ -53,7 +71,11 @@ class TensorRtLlmEngine(AsyncEngine):
         if self._config.adapter_path:
             request = importlib.import_module("tensorrt_llm.executor.request").LoRARequest
             self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
+        self._refusals = (ValueError, self._api.RequestError)
         arguments = self._arguments()
+        backend = arguments.get("guided_decoding_backend")
+        if backend is not None:
+            self._guided = GUIDED_BY_XGRAMMAR if backend == "xgrammar" else GUIDED_BY_XGRAMMAR - {"choice"}
         # Blocks for minutes; the constructor starts processes of its own and wants no event loop.
         self._llm = await self._loop.run_in_executor(None, lambda: self._api.LLM(**arguments))
 
@@ -75,20 +97,22 @@ class TensorRtLlmEngine(AsyncEngine):
             "scheduler_config": self._scheduler(),
         }
         if config.adapter_path:
-            lora = importlib.import_module("tensorrt_llm.lora_helper").LoraConfig
-            lora_wanted = {
-                "lora_dir": [config.adapter_path],
-                "max_loras": 1,
-                "max_cpu_loras": 1,
-                "max_lora_rank": rank_of(config.adapter_path),
-            }
-            needed["lora_config"] = lora(**supported(lora, {}, lora_wanted))
+            lora = _lora_config()
+            lora_wanted = {"max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank_of(config.adapter_path)}
+            needed["lora_config"] = lora(**supported(lora, {"lora_dir": [config.adapter_path]}, lora_wanted))
         if config.speculative is not None:
-            needed["speculative_config"] = dict(config.speculative)
+            needed["speculative_config"] = self._speculative(config.speculative)
         wanted: dict[str, Any] = {
             "enable_iter_perf_stats": True,
             "return_perf_metrics": config.speculative is not None,
         }
+        if config.guided_backend != "off":
+            # It makes its masks from the tokenizer, and asserts that there is one.
+            backend = {"guided_decoding_backend": config.guided_backend or "xgrammar"}
+            needed["skip_tokenizer_init"] = False
+            (needed if config.guided_backend else wanted).update(backend)
+        if config.speculative is not None and config.speculative.method == "ngram":
+            wanted["disable_overlap_scheduler"] = True  # which it does not work with, says TensorRT-LLM's own example
         if config.eager:
             wanted |= {"cuda_graph_config": None, "torch_compile_config": None}
         known = getattr(getattr(self._api, "TorchLlmArgs", None), "model_fields", None)
@@ -109,7 +133,9 @@ class TensorRtLlmEngine(AsyncEngine):
             "max_tokens": config.kv_cells + config.slots * BLOCK,
             "free_gpu_memory_fraction": config.gpu_memory_fraction,
         }
-        wanted = {"event_buffer_max_size": _EVENTS_MAX if config.kv_events else 0}
+        wanted: dict[str, Any] = {"tokens_per_block": BLOCK}
+        if config.kv_events:
+            needed["event_buffer_max_size"] = _EVENTS_MAX
         return call(**supported(call, needed, wanted))
 
     def _scheduler(self) -> Any:
@@ -119,6 +145,20 @@ class TensorRtLlmEngine(AsyncEngine):
         call = self._api.SchedulerConfig
         policy = policies.MAX_UTILIZATION if over else policies.GUARANTEED_NO_EVICT
         return call(**supported(call, {"capacity_scheduler_policy": policy}, {}))
+
+    def _speculative(self, one: Speculative) -> Any:
+        """The configuration of a drafter; both its class and the field of its files have had two names."""
+        for name in _DRAFTERS[one.method]:
+            call = getattr(self._api, name, None)
+            if call is not None:
+                break
+        else:
+            raise ConfigError(f"This release of TensorRT-LLM has no {' or '.join(_DRAFTERS[one.method])}.")
+        if one.method == "ngram":
+            return call(**supported(call, _ngram(one), {}))
+        known = parameters(call) or frozenset({"speculative_model"})
+        where = "speculative_model" if "speculative_model" in known else "speculative_model_dir"
+        return call(**supported(call, {"max_draft_len": one.draft_tokens, where: one.draft_path}, {}))
 
     def _params(self, request: ManagedRequest) -> Any:
         sampling = request.sampling
@@ -144,6 +184,9 @@ class TensorRtLlmEngine(AsyncEngine):
                 needed[name] = getattr(sampling, name)
         if request.top_logprobs is not None:
             needed["logprobs"] = max(1, request.top_logprobs)
+        if request.guided is not None:
+            guide = self._api.GuidedDecodingParams
+            needed["guided_decoding"] = guide(**supported(guide, _guide(request.guided), {}))
         call = self._api.SamplingParams
         return call(**supported(call, needed, {}))
 
@@ -189,14 +232,27 @@ class TensorRtLlmEngine(AsyncEngine):
     async def _look(self) -> ManagedStats:
         if self._is_shut():
             raise EngineDead("the executor is shut down")
-        try:
+        with contextlib.suppress(Exception):  # beta, and empty before the first request: what was said last stands
             async for document in self._llm.get_stats_async(timeout=0.05):
                 self._last = document
-        except EngineDead:
-            raise
-        except Exception:  # beta, and empty before the first request: what was said last stands
-            return _stats(self._last)
-        return _stats(self._last)
+        if self._kv_events is not None:
+            await self._read_kv_events(self._kv_events)
+        counts = self._kv_events.counts if self._kv_events is not None else None
+        return replace(_stats(self._last), kv_events=counts)
+
+    async def _read_kv_events(self, events: BufferedEvents) -> None:
+        """As many as are there, and no more than fill the buffer; the rest waits for the next look."""
+        found: list[Any] = []
+        try:
+            async for event in self._llm.get_kv_cache_events_async(timeout=0.05):
+                found.append(event)
+                if len(found) >= _EVENTS_MAX:
+                    break
+        except Exception as error:  # beta: what came counts
+            if not found and not self._has_complained:
+                self._has_complained = True
+                sys.stderr.write(f"headrace engine: KV events cannot be read: {type(error).__name__}\n")
+        events.take(found)
 
     def _is_shut(self) -> bool:
         executor = getattr(self._llm, "_executor", None)
@@ -211,6 +267,29 @@ class TensorRtLlmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._llm is not None:
             await self._loop.run_in_executor(None, self._llm.shutdown)
+
+
+def _guide(guided: Guided) -> dict[str, Any]:
+    if guided.kind == "choice":
+        return {"grammar": choices_as_grammar(guided.choices)}
+    if guided.kind == "json_object":
+        return {"json_object": True}
+    return {{"json_schema": "json"}.get(guided.kind, guided.kind): guided.text}
+
+
+def _lora_config() -> Any:
+    """`LoraConfig` has moved after 1.2; the new place is tried first, since the old one then only forwards to it."""
+    for name in ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper"):
+        try:
+            return importlib.import_module(name).LoraConfig
+        except (ImportError, AttributeError):
+            continue
+    raise ConfigError("This release of TensorRT-LLM has LoraConfig in a place that is not known here.")
+
+
+def _ngram(one: Speculative) -> dict[str, Any]:
+    """Each request looks up in its own tokens: one pool for all would tell a tenant by speed what others said."""
+    return {"max_draft_len": one.draft_tokens, "max_matching_ngram_size": one.ngram_max, "is_public_pool": False}
 
 
 def _trimmed(request: ManagedRequest, one: Any, tokens: Sequence[int]) -> int | None:

@@ -14,11 +14,12 @@ from typing import Any
 
 from headrace.engine.async_engine import ADAPTER, AsyncEngine, import_engine
 from headrace.engine.backend import Detail
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.config import ConfigError, EngineConfig, Speculative
+from headrace.engine.kv_events import ZmqEvents
 from headrace.engine.managed import Delta, End, EngineDead, ManagedRequest, ManagedStats
 from headrace.engine.peft import rank_of
-from headrace.engine.request import TOP_LOGPROBS_MAX
-from headrace.engine.signatures import supported
+from headrace.engine.request import GUIDES, TOP_LOGPROBS_MAX, Guided
+from headrace.engine.signatures import parameters, supported
 
 BLOCK = 32
 """Tokens of a KV block: what vLLM's attention kernels take on GPUs and on CPUs."""
@@ -46,6 +47,8 @@ class VllmEngine(AsyncEngine):
         self._dead: type[BaseException] = EngineDead
         self._lora: Any = None
         self._said: Any = None
+        self._guide: tuple[str, Any] | None = None
+        self._kv_events: ZmqEvents | None = None
 
     async def _open(self) -> None:
         # Before the import: vLLM reads its environment then.
@@ -61,12 +64,16 @@ class VllmEngine(AsyncEngine):
             os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
         engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
-        self._output_kind = importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA
+        sampling = importlib.import_module("vllm.sampling_params")
+        self._output_kind = sampling.RequestOutputKind.DELTA
+        self._find_guide(sampling)
         self._dead = importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError
         if self._config.adapter_path:
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._lora = request(lora_name=ADAPTER, lora_int_id=1, lora_path=self._config.adapter_path)
         self._versions = {"vllm": str(vllm.__version__)}
+        if self._config.kv_events:
+            self._kv_events = ZmqEvents(BLOCK, self.kind)
         args = arguments(**supported(arguments, self._needed(), self._wanted()))
         factories = {"stat_loggers": [self._stat_logger()]}
         self._engine = engine.from_engine_args(args, **supported(engine.from_engine_args, {}, factories))
@@ -82,6 +89,19 @@ class VllmEngine(AsyncEngine):
             raise ConfigError(
                 f"adapter_path names {self._config.adapter_path}, which is no LoRA adapter of this model for vLLM."
             ) from error
+
+    def _find_guide(self, sampling: Any) -> None:
+        """By whichever name this release has it; it can do all kinds."""
+        known = parameters(sampling.SamplingParams)
+        for field, name in (
+            ("structured_outputs", "StructuredOutputsParams"),
+            ("guided_decoding", "GuidedDecodingParams"),
+        ):
+            call = getattr(sampling, name, None)
+            if self._config.guided_backend != "off" and call is not None and (known is None or field in known):
+                self._guide = (field, call)
+                self._guided = frozenset(GUIDES)
+                return
 
     def _needed(self) -> dict[str, Any]:
         config = self._config
@@ -103,7 +123,15 @@ class VllmEngine(AsyncEngine):
         if config.adapter_path:
             needed |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room(self._config.adapter_path)}
         if config.speculative is not None:
-            needed["speculative_config"] = dict(config.speculative)
+            needed["speculative_config"] = _speculative(config.speculative)
+        if config.guided_backend not in ("", "off"):
+            # With blanks wherever JSON has them, a model may write nothing else; only these two can leave them out.
+            tight = {"disable_any_whitespace": True} if config.guided_backend in ("xgrammar", "guidance") else {}
+            needed["structured_outputs_config"] = {"backend": config.guided_backend, **tight}
+        if self._kv_events is not None:
+            events = importlib.import_module("vllm.config").KVEventsConfig
+            asked = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._kv_events.endpoint}
+            needed["kv_events_config"] = events(**supported(events, asked, {}))
         return needed
 
     def _wanted(self) -> dict[str, Any]:
@@ -159,6 +187,9 @@ class VllmEngine(AsyncEngine):
         }
         if request.top_logprobs is not None:
             needed["logprobs"] = request.top_logprobs
+        if request.guided is not None and self._guide is not None:
+            field, make = self._guide
+            needed[field] = make(**supported(make, _guide(request.guided), {}))
         return call(**supported(call, needed, {"skip_special_tokens": False}))
 
     async def _generate(self, request: ManagedRequest) -> AsyncIterator[Delta]:
@@ -193,11 +224,16 @@ class VllmEngine(AsyncEngine):
 
     async def _look(self) -> ManagedStats:
         await self._engine.check_health()
+        counts = None
+        if self._kv_events is not None:
+            self._kv_events.read()
+            counts = self._kv_events.counts
         said = self._said
         if said is None:
-            return ManagedStats()
+            return ManagedStats(kv_events=counts)
         cells = self._config.kv_cells
         return ManagedStats(
+            kv_events=counts,
             running=said.num_running_reqs,
             queued=said.num_waiting_reqs,
             kv_tokens=cells,
@@ -210,6 +246,24 @@ class VllmEngine(AsyncEngine):
     async def _close(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
+        if self._kv_events is not None:
+            self._kv_events.close()
+
+
+def _speculative(one: Speculative) -> dict[str, Any]:
+    """What vLLM's SpeculativeConfig is made of."""
+    asked: dict[str, Any] = {"method": one.method, "num_speculative_tokens": one.draft_tokens}
+    if one.method == "ngram":
+        return asked | {"prompt_lookup_min": 1, "prompt_lookup_max": one.ngram_max}
+    return asked | {"model": one.draft_path}
+
+
+def _guide(guided: Guided) -> dict[str, Any]:
+    if guided.kind == "choice":
+        return {"choice": list(guided.choices)}
+    if guided.kind == "json_object":
+        return {"json_object": True}
+    return {{"json_schema": "json"}.get(guided.kind, guided.kind): guided.text}
 
 
 def _room(adapter: str) -> int:

@@ -53,6 +53,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_IDEMPOTENCY_KEY_REUSED: _ClassVar[Reason]
     REASON_IDEMPOTENCY_ORIGIN_LOST: _ClassVar[Reason]
     REASON_IDEMPOTENCY_ORIGIN_UNREACHABLE: _ClassVar[Reason]
+    REASON_GUIDED_DECODING_UNSUPPORTED: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_INVALID_REQUEST: Reason
 REASON_CONTEXT_LENGTH_EXCEEDED: Reason
@@ -94,6 +95,7 @@ REASON_DEADLINE_UNMEETABLE: Reason
 REASON_IDEMPOTENCY_KEY_REUSED: Reason
 REASON_IDEMPOTENCY_ORIGIN_LOST: Reason
 REASON_IDEMPOTENCY_ORIGIN_UNREACHABLE: Reason
+REASON_GUIDED_DECODING_UNSUPPORTED: Reason
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "field", "metadata", "retry_delay")

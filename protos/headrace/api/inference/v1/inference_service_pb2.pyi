@@ -95,7 +95,7 @@ FINISH_REASON_REJECTED: FinishReason
 FINISH_REASON_FAILED: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort", "on_disconnect", "window_tokens", "priority", "idempotency_key", "recovery", "affinity_key")
+    __slots__ = ("model", "prompt", "conversation", "tokens", "max_tokens", "sampling", "stop", "top_logprobs", "reasoning_effort", "on_disconnect", "window_tokens", "priority", "idempotency_key", "recovery", "affinity_key", "guided_decoding")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     AFFINITY_KEY_FIELD_NUMBER: _ClassVar[int]
+    GUIDED_DECODING_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     conversation: Conversation
@@ -126,7 +127,28 @@ class GenerateRequest(_message.Message):
     idempotency_key: str
     recovery: Recovery
     affinity_key: str
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., window_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., idempotency_key: _Optional[str] = ..., recovery: _Optional[_Union[Recovery, str]] = ..., affinity_key: _Optional[str] = ...) -> None: ...
+    guided_decoding: GuidedDecoding
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., reasoning_effort: _Optional[_Union[ReasoningEffort, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., window_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., idempotency_key: _Optional[str] = ..., recovery: _Optional[_Union[Recovery, str]] = ..., affinity_key: _Optional[str] = ..., guided_decoding: _Optional[_Union[GuidedDecoding, _Mapping]] = ...) -> None: ...
+
+class GuidedDecoding(_message.Message):
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "grammar")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    json_object: bool
+    regex: str
+    choice: Choice
+    grammar: str
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("strings",)
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    strings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages",)

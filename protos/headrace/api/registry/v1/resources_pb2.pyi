@@ -128,7 +128,17 @@ class Revision(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., artifact: _Optional[str] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., policy: _Optional[_Union[RequestPolicy, _Mapping]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s", "run_ahead_tokens", "tensor_parallel", "pipeline_parallel", "device")
+    __slots__ = ("engine", "context_tokens", "slots", "kv_cells", "prefill_chunk", "threads", "synthetic_prefill_tokens_per_s", "synthetic_decode_tokens_per_s", "run_ahead_tokens", "tensor_parallel", "pipeline_parallel", "device", "gpus", "gpu_memory_fraction", "dtype", "kv_events", "abort", "speculative", "eager")
+    class Abort(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ABORT_UNSPECIFIED: _ClassVar[Execution.Abort]
+        ABORT_ON: _ClassVar[Execution.Abort]
+        ABORT_AFTER_FIRST_TOKEN: _ClassVar[Execution.Abort]
+        ABORT_OFF: _ClassVar[Execution.Abort]
+    ABORT_UNSPECIFIED: Execution.Abort
+    ABORT_ON: Execution.Abort
+    ABORT_AFTER_FIRST_TOKEN: Execution.Abort
+    ABORT_OFF: Execution.Abort
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENGINE_UNSPECIFIED: _ClassVar[Execution.Engine]
@@ -155,6 +165,13 @@ class Execution(_message.Message):
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_FIELD_NUMBER: _ClassVar[int]
+    EAGER_FIELD_NUMBER: _ClassVar[int]
     engine: Execution.Engine
     context_tokens: int
     slots: int
@@ -167,7 +184,36 @@ class Execution(_message.Message):
     tensor_parallel: int
     pipeline_parallel: int
     device: str
-    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ..., run_ahead_tokens: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    gpus: int
+    gpu_memory_fraction: float
+    dtype: str
+    kv_events: bool
+    abort: Execution.Abort
+    speculative: Speculative
+    eager: bool
+    def __init__(self, engine: _Optional[_Union[Execution.Engine, str]] = ..., context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., prefill_chunk: _Optional[int] = ..., threads: _Optional[int] = ..., synthetic_prefill_tokens_per_s: _Optional[float] = ..., synthetic_decode_tokens_per_s: _Optional[float] = ..., run_ahead_tokens: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., dtype: _Optional[str] = ..., kv_events: _Optional[bool] = ..., abort: _Optional[_Union[Execution.Abort, str]] = ..., speculative: _Optional[_Union[Speculative, _Mapping]] = ..., eager: _Optional[bool] = ...) -> None: ...
+
+class Speculative(_message.Message):
+    __slots__ = ("method", "draft_tokens", "draft_artifact", "ngram_max")
+    class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        METHOD_UNSPECIFIED: _ClassVar[Speculative.Method]
+        METHOD_NGRAM: _ClassVar[Speculative.Method]
+        METHOD_DRAFT_MODEL: _ClassVar[Speculative.Method]
+        METHOD_EAGLE3: _ClassVar[Speculative.Method]
+    METHOD_UNSPECIFIED: Speculative.Method
+    METHOD_NGRAM: Speculative.Method
+    METHOD_DRAFT_MODEL: Speculative.Method
+    METHOD_EAGLE3: Speculative.Method
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ARTIFACT_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_MAX_FIELD_NUMBER: _ClassVar[int]
+    method: Speculative.Method
+    draft_tokens: int
+    draft_artifact: str
+    ngram_max: int
+    def __init__(self, method: _Optional[_Union[Speculative.Method, str]] = ..., draft_tokens: _Optional[int] = ..., draft_artifact: _Optional[str] = ..., ngram_max: _Optional[int] = ...) -> None: ...
 
 class RequestPolicy(_message.Message):
     __slots__ = ("max_output_tokens", "default_sampling", "supported_efforts", "default_effort")
@@ -213,7 +259,7 @@ class AliasTarget(_message.Message):
     def __init__(self, revision: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("name", "revision", "scheduler", "endpoint", "state", "epoch", "slots", "kv_cells", "failure_domain", "detail")
+    __slots__ = ("name", "revision", "scheduler", "endpoint", "state", "epoch", "slots", "kv_cells", "failure_domain", "detail", "guided_decoding")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[Replica.State]
@@ -236,6 +282,7 @@ class Replica(_message.Message):
     KV_CELLS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GUIDED_DECODING_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     scheduler: str
@@ -246,7 +293,8 @@ class Replica(_message.Message):
     kv_cells: int
     failure_domain: FailureDomain
     detail: str
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., scheduler: _Optional[str] = ..., endpoint: _Optional[str] = ..., state: _Optional[_Union[Replica.State, str]] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., failure_domain: _Optional[_Union[FailureDomain, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+    guided_decoding: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., scheduler: _Optional[str] = ..., endpoint: _Optional[str] = ..., state: _Optional[_Union[Replica.State, str]] = ..., epoch: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells: _Optional[int] = ..., failure_domain: _Optional[_Union[FailureDomain, _Mapping]] = ..., detail: _Optional[str] = ..., guided_decoding: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FailureDomain(_message.Message):
     __slots__ = ("host", "rack", "zone")

@@ -79,3 +79,51 @@ class RelayRequestResponse(_message.Message):
     EVENT_FIELD_NUMBER: _ClassVar[int]
     event: bytes
     def __init__(self, event: _Optional[bytes] = ...) -> None: ...
+
+class LookUpRequestRequest(_message.Message):
+    __slots__ = ("request", "tenant", "incarnation", "cancel")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    tenant: str
+    incarnation: str
+    cancel: bool
+    def __init__(self, request: _Optional[str] = ..., tenant: _Optional[str] = ..., incarnation: _Optional[str] = ..., cancel: _Optional[bool] = ...) -> None: ...
+
+class LookUpRequestResponse(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: _inference_service_pb2.Request
+    def __init__(self, request: _Optional[_Union[_inference_service_pb2.Request, _Mapping]] = ...) -> None: ...
+
+class ResumeRequestRequest(_message.Message):
+    __slots__ = ("resume", "acknowledge", "cancel")
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    resume: Resumption
+    acknowledge: _inference_service_pb2.Acknowledge
+    cancel: _inference_service_pb2.CancelFrame
+    def __init__(self, resume: _Optional[_Union[Resumption, _Mapping]] = ..., acknowledge: _Optional[_Union[_inference_service_pb2.Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[_inference_service_pb2.CancelFrame, _Mapping]] = ...) -> None: ...
+
+class Resumption(_message.Message):
+    __slots__ = ("request", "tenant", "incarnation", "after_sequence", "interactive")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIVE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    tenant: str
+    incarnation: str
+    after_sequence: int
+    interactive: bool
+    def __init__(self, request: _Optional[str] = ..., tenant: _Optional[str] = ..., incarnation: _Optional[str] = ..., after_sequence: _Optional[int] = ..., interactive: _Optional[bool] = ...) -> None: ...
+
+class ResumeRequestResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: bytes
+    def __init__(self, event: _Optional[bytes] = ...) -> None: ...

@@ -46,6 +46,16 @@ class RouterServiceStub:
                 request_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestRequest.SerializeToString,
                 response_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestResponse.FromString,
                 _registered_method=True)
+        self.LookUpRequest = channel.unary_unary(
+                '/headrace.api.router.v1.RouterService/LookUpRequest',
+                request_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestResponse.FromString,
+                _registered_method=True)
+        self.ResumeRequest = channel.stream_stream(
+                '/headrace.api.router.v1.RouterService/ResumeRequest',
+                request_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestRequest.SerializeToString,
+                response_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -70,6 +80,23 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookUpRequest(self, request, context):
+        """LookUpRequest tells what is known of a request that is from here, or ends
+        it, for a caller that asked another Router. Never passed on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRequest(self, request_iterator, context):
+        """ResumeRequest resumes a request that is from here, for a caller that asked
+        another Router: as InferenceService.ResumeGenerate does, and with the
+        caller's frames, if it is interactive. Never passed on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +109,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.RelayRequest,
                     request_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestRequest.FromString,
                     response_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestResponse.SerializeToString,
+            ),
+            'LookUpRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookUpRequest,
+                    request_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestResponse.SerializeToString,
+            ),
+            'ResumeRequest': grpc.stream_stream_rpc_method_handler(
+                    servicer.ResumeRequest,
+                    request_deserializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestRequest.FromString,
+                    response_serializer=headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,6 +177,60 @@ class RouterService:
             '/headrace.api.router.v1.RouterService/RelayRequest',
             headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestRequest.SerializeToString,
             headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.RelayRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookUpRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.api.router.v1.RouterService/LookUpRequest',
+            headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestRequest.SerializeToString,
+            headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.LookUpRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRequest(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.api.router.v1.RouterService/ResumeRequest',
+            headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestRequest.SerializeToString,
+            headrace_dot_api_dot_router_dot_v1_dot_router__service__pb2.ResumeRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,15 @@ class RouterServiceStub:
     here, to another Router: that one got a call with the same idempotency key.
     Any number of relays may read one request.
     """
+    LookUpRequest: _grpc.UnaryUnaryMultiCallable[_router_service_pb2.LookUpRequestRequest, _router_service_pb2.LookUpRequestResponse]
+    """LookUpRequest tells what is known of a request that is from here, or ends
+    it, for a caller that asked another Router. Never passed on.
+    """
+    ResumeRequest: _grpc.StreamStreamMultiCallable[_router_service_pb2.ResumeRequestRequest, _router_service_pb2.ResumeRequestResponse]
+    """ResumeRequest resumes a request that is from here, for a caller that asked
+    another Router: as InferenceService.ResumeGenerate does, and with the
+    caller's frames, if it is interactive. Never passed on.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -60,6 +69,15 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """RelayRequest streams the events of a request that runs here, or is kept
     here, to another Router: that one got a call with the same idempotency key.
     Any number of relays may read one request.
+    """
+    LookUpRequest: _aio.UnaryUnaryMultiCallable[_router_service_pb2.LookUpRequestRequest, _router_service_pb2.LookUpRequestResponse]  # type: ignore[assignment]
+    """LookUpRequest tells what is known of a request that is from here, or ends
+    it, for a caller that asked another Router. Never passed on.
+    """
+    ResumeRequest: _aio.StreamStreamMultiCallable[_router_service_pb2.ResumeRequestRequest, _router_service_pb2.ResumeRequestResponse]  # type: ignore[assignment]
+    """ResumeRequest resumes a request that is from here, for a caller that asked
+    another Router: as InferenceService.ResumeGenerate does, and with the
+    caller's frames, if it is interactive. Never passed on.
     """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -86,6 +104,27 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """RelayRequest streams the events of a request that runs here, or is kept
         here, to another Router: that one got a call with the same idempotency key.
         Any number of relays may read one request.
+        """
+
+    @_abc_1.abstractmethod
+    def LookUpRequest(
+        self,
+        request: _router_service_pb2.LookUpRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_service_pb2.LookUpRequestResponse, _abc.Awaitable[_router_service_pb2.LookUpRequestResponse]]:
+        """LookUpRequest tells what is known of a request that is from here, or ends
+        it, for a caller that asked another Router. Never passed on.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeRequest(
+        self,
+        request_iterator: _MaybeAsyncIterator[_router_service_pb2.ResumeRequestRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_service_pb2.ResumeRequestResponse], _abc.AsyncIterator[_router_service_pb2.ResumeRequestResponse]]:
+        """ResumeRequest resumes a request that is from here, for a caller that asked
+        another Router: as InferenceService.ResumeGenerate does, and with the
+        caller's frames, if it is interactive. Never passed on.
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -199,7 +199,7 @@ class LoadReport(_message.Message):
     def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaLoad, _Mapping]]] = ..., routers: _Optional[int] = ..., successes: _Optional[int] = ..., extra_attempts: _Optional[int] = ...) -> None: ...
 
 class ReplicaLoad(_message.Message):
-    __slots__ = ("replica", "active", "waiting", "slots", "kv_cells_reserved", "kv_cells", "queue_wait", "waiting_tokens", "concurrency_limit", "admits_from", "prefill_tokens_per_second", "waiting_max")
+    __slots__ = ("replica", "active", "waiting", "slots", "kv_cells_reserved", "kv_cells", "queue_wait", "waiting_tokens", "concurrency_limit", "admits_from", "prefill_tokens_per_second", "waiting_max", "kv_tokens_stored", "kv_tokens_removed", "room", "closed")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,10 @@ class ReplicaLoad(_message.Message):
     ADMITS_FROM_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     WAITING_MAX_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_STORED_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     replica: str
     active: int
     waiting: int
@@ -224,7 +228,25 @@ class ReplicaLoad(_message.Message):
     admits_from: _inference_service_pb2.Priority
     prefill_tokens_per_second: int
     waiting_max: int
-    def __init__(self, replica: _Optional[str] = ..., active: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells_reserved: _Optional[int] = ..., kv_cells: _Optional[int] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting_tokens: _Optional[int] = ..., concurrency_limit: _Optional[int] = ..., admits_from: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., prefill_tokens_per_second: _Optional[int] = ..., waiting_max: _Optional[int] = ...) -> None: ...
+    kv_tokens_stored: int
+    kv_tokens_removed: int
+    room: int
+    closed: _containers.RepeatedCompositeFieldContainer[ClosedDoor]
+    def __init__(self, replica: _Optional[str] = ..., active: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_cells_reserved: _Optional[int] = ..., kv_cells: _Optional[int] = ..., queue_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., waiting_tokens: _Optional[int] = ..., concurrency_limit: _Optional[int] = ..., admits_from: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., prefill_tokens_per_second: _Optional[int] = ..., waiting_max: _Optional[int] = ..., kv_tokens_stored: _Optional[int] = ..., kv_tokens_removed: _Optional[int] = ..., room: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[ClosedDoor, _Mapping]]] = ...) -> None: ...
+
+class ClosedDoor(_message.Message):
+    __slots__ = ("tenant", "priority", "tokens", "wait", "done")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    priority: _inference_service_pb2.Priority
+    tokens: int
+    wait: _duration_pb2.Duration
+    done: _duration_pb2.Duration
+    def __init__(self, tenant: _Optional[str] = ..., priority: _Optional[_Union[_inference_service_pb2.Priority, str]] = ..., tokens: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., done: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetStateRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,32 @@
+"""Sees when a worker begins or ceases to refuse somebody, which Routers are told at once."""
+
+from __future__ import annotations
+
+from headrace.control.attempts import AttemptLedger
+
+_Door = tuple[int, bool, frozenset[tuple[str, int]]]
+
+
+class DoorWatch:
+    """Of all workers of one Scheduler."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._seen: dict[str, _Door] = {}
+
+    def have_changed(self, ledger: AttemptLedger, now: float) -> bool:
+        """Whether some worker refuses others than when this was last asked; quick where the ledger is as it was."""
+        if ledger.version == self._version:
+            return False
+        self._version = ledger.version
+        found = {
+            replica: (
+                int(queue.admits_from),
+                queue.room > 0,
+                frozenset((one.tenant, one.priority) for one in ledger.keepers[replica].closed(now)),
+            )
+            for replica, queue in ledger.queues.items()
+        }
+        is_other = found != self._seen
+        self._seen = found
+        return is_other

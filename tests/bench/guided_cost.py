@@ -1,0 +1,99 @@
+"""What guided decoding costs on llama.cpp with the real model: CPU time of its own for each token, in one thread.
+
+    python tests/bench/guided_cost.py
+
+The engine is turned by hand in this process. CPU time is that of the thread that draws, so it means the same on a busy
+machine; the time that llama.cpp takes for the tokens themselves is told beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from engine.harness import GREEDY, Hand, prepared  # noqa: E402
+
+from headrace.cli.weights import default_model  # noqa: E402
+from headrace.engine.config import EngineConfig  # noqa: E402
+from headrace.engine.guide import Guide  # noqa: E402
+from headrace.engine.llamacpp import LlamaBackend  # noqa: E402
+from headrace.engine.request import Guided, Sampling  # noqa: E402
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 60},
+        "year": {"type": "integer", "minimum": 1900, "maximum": 2030},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 6},
+        "notes": {"type": "string"},
+    },
+    "required": ["title", "year", "tags", "notes"],
+}
+TOKENS = 48
+
+
+def spent(call: Callable[[], Any]) -> float:
+    """CPU seconds of this thread."""
+    begun = time.thread_time()
+    call()
+    return time.thread_time() - begun
+
+
+def main() -> None:
+    """Print one line a measurement."""
+    config = EngineConfig(
+        engine="llamacpp",
+        model_path=str(default_model(lambda text: None)),
+        context_tokens=512,
+        slots=4,
+        kv_cells=2048,
+        threads=1,
+    )
+    backend = LlamaBackend(config, lanes=8)
+    backend.warm_up()
+    guided = Guided("json_schema", json.dumps(SCHEMA))
+    print(f"the vocabulary, once: {spent(lambda: backend.compile(guided)):.2f} s")
+    print(f"a schema, for each request: {1000 * spent(lambda: backend.compile(guided)):.1f} ms")
+    for name, sampling in (("greedy", GREEDY), ("sampled", Sampling(temperature=1.0, top_p=0.95, seed=3))):
+        free, _ = measure(backend, None, sampling)
+        held, own = measure(backend, backend.compile(guided), sampling)
+        own.sort()
+        print(
+            f"{name}: {1000 * free:.1f} ms a token without a guide, {1000 * held:.1f} with one; the guide's own look"
+            f" takes {1000 * sum(own) / len(own):.2f} in the mean, {1000 * own[-1]:.1f} at most"
+        )
+
+
+def measure(backend: LlamaBackend, guide: Any, sampling: Sampling) -> tuple[float, list[float]]:
+    """CPU seconds a token, and of each look at a guide."""
+    own: list[float] = []
+    pick = Guide._pick
+
+    def timed(self: Guide, find: Any) -> int:
+        begun = time.thread_time()
+        try:
+            return pick(self, find)
+        finally:
+            own.append(time.thread_time() - begun)
+
+    Guide._pick = timed  # type: ignore[method-assign]
+    hand = Hand(backend, slots=4, kv_cells=2048)
+    hand.submit(prepared(backend, 1, "Describe a film as JSON.\n", guide=guide, max_tokens=TOKENS, sampling=sampling))
+    hand.turn()
+    seconds = spent(hand.run)
+    tokens = hand.loop.stats()["generated_tokens"]
+    hand.loop.close()
+    for lane in range(8):
+        backend.free(lane)
+    Guide._pick = pick  # type: ignore[method-assign]
+    return seconds / tokens, own
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A server that refuses each request and does nothing else: what that takes is the least that any could take here.
+
+It is gRPC's asyncio server, as the Routers are, with their options. Its address goes to stdout; it ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import grpc
+
+from headrace.api.inference.v1 import inference_service_pb2_grpc as pb_grpc
+
+FLOOR = "floor"
+
+
+class Floor(pb_grpc.InferenceServiceServicer):
+    """See the module."""
+
+    async def Generate(self, request: Any, context: Any) -> None:
+        """Refuse."""
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, FLOOR)
+
+
+async def main() -> None:
+    """Serve until stdin is closed."""
+    server = grpc.aio.server()
+    pb_grpc.add_InferenceServiceServicer_to_server(Floor(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"127.0.0.1:{port}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
