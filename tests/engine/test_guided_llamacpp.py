@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,12 +13,11 @@ import numpy as np
 import pytest
 
 from engine.harness import GREEDY, Hand, prepared
-from headrace.engine.automaton import Automaton
+from engine.test_guides import END, tokenizer_of
 from headrace.engine.config import EngineConfig
-from headrace.engine.guide import STUCK, Guide, Vocabulary, compile_guide
+from headrace.engine.guide import STUCK, Guide, compile_guide
 from headrace.engine.llamacpp import LlamaBackend
 from headrace.engine.request import Guided, RefusalError, Sampling
-from headrace.engine.sampling import draw, make_chain
 from support import tiny_llama
 
 SLOTS, CELLS = 4, 1024
@@ -36,14 +36,17 @@ SAMPLED = Sampling(temperature=2.0, seed=5)
 PENALISED = Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.3, seed=9)
 
 
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
-    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+def config_in(folder: Path) -> EngineConfig:
+    path = folder / "tiny.gguf"
     path.write_bytes(tiny_llama.model_gguf())
-    config = EngineConfig(
+    return EngineConfig(
         engine="llamacpp", model_path=str(path), context_tokens=512, slots=SLOTS, kv_cells=CELLS, threads=1
     )
-    backend = LlamaBackend(config, lanes=2 * SLOTS)
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(config_in(tmp_path_factory.mktemp("tiny")), lanes=2 * SLOTS)
     backend.warm_up()
     yield backend
     backend.close()
@@ -60,7 +63,7 @@ def ask(backend: LlamaBackend, guided: Guided, count: int = 1, **changes: Any) -
     """The text and the end of each of `count` answers at once."""
     hand = Hand(backend, slots=SLOTS, kv_cells=CELLS)
     guide = backend.compile(guided)
-    asked = {"max_tokens": 200, **changes}
+    asked = {"max_tokens": 400, **changes}
     for seq in range(1, count + 1):
         hand.submit(prepared(backend, seq, "the water", guide=guide, **asked))
     hand.run()
@@ -98,7 +101,7 @@ def test_the_same_seed_says_the_same(backend: LlamaBackend) -> None:
 
 def test_others_beside_it_say_what_they_would_have_said_alone(backend: LlamaBackend) -> None:
     hand = Hand(backend, slots=SLOTS, kv_cells=CELLS)
-    hand.submit(prepared(backend, 1, "ab", guide=backend.compile(BY_SCHEMA), max_tokens=200, sampling=SAMPLED))
+    hand.submit(prepared(backend, 1, "ab", guide=backend.compile(BY_SCHEMA), max_tokens=400, sampling=SAMPLED))
     hand.submit(prepared(backend, 2, "ab", max_tokens=10))
     hand.run()
     assert hand.output(2)[1] == "cdefghijkl"
@@ -123,7 +126,7 @@ def test_logprobs_are_the_models_own(backend: LlamaBackend) -> None:
 def test_a_preempted_answer_goes_on_where_it_was(backend: LlamaBackend) -> None:
     ((expected, _),) = ask(backend, BY_SCHEMA)
     hand = Hand(backend, slots=1, kv_cells=512)
-    hand.submit(prepared(backend, 1, "the water", guide=backend.compile(BY_SCHEMA), max_tokens=200, credit=5))
+    hand.submit(prepared(backend, 1, "the water", guide=backend.compile(BY_SCHEMA), max_tokens=400, credit=5))
     hand.run()
     for number, credit in ((1, 17), (2, -1)):
         hand.submit(prepared(backend, 10 + number, [7] * 300, max_tokens=6, ignore_eos=True))
@@ -137,8 +140,7 @@ def test_a_preempted_answer_goes_on_where_it_was(backend: LlamaBackend) -> None:
 
 
 def test_an_answer_that_cannot_go_on_ends_with_the_reason_and_spoils_nobody(backend: LlamaBackend) -> None:
-    twice = [{"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": n, "maxItems": 9} for n in (1, 2, 3)]
-    guided = Guided("json_schema", json.dumps({"$defs": {"n": {"anyOf": twice}}, "$ref": "#/$defs/n"}))
+    guided = Guided("grammar", "root ::= x\nx ::= x x | x x x | [a-zA-Z] |")
     hand = Hand(backend, slots=SLOTS, kv_cells=CELLS)
     hand.submit(prepared(backend, 1, "ab", guide=backend.compile(guided), max_tokens=200))
     hand.submit(prepared(backend, 2, "ab", max_tokens=30, ignore_eos=True))
@@ -157,85 +159,85 @@ def test_penalties_count_what_a_guide_let_through(backend: LlamaBackend) -> None
     assert ask(backend, guided, sampling=Sampling(temperature=0.0, frequency_penalty=2.0))[0][0] == "VWVWVWVWV"
 
 
-def test_a_chain_that_is_made_again_uses_no_random_number_twice(
-    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A token of a guided answer may have taken two."""
-    made: list[int] = []
-    monkeypatch.setattr(
-        "headrace.engine.llamacpp.make_chain", lambda *given: made.append(given[-1]) or make_chain(*given)
-    )
-    ask(backend, Guided("regex", "aaa"), sampling=SAMPLED)
-    assert made == [2]
-    row = np.zeros(tiny_llama.VOCABULARY, np.float32)
-    draws = []
-    for generated, each in (([1, 2], 2), ([1, 2, 3, 4], 1)):
-        chain = make_chain(SAMPLED, [5], generated, tiny_llama.VOCABULARY, 512, each)
-        draws.append([draw(chain, row) for _ in range(8)])
-    assert draws[0] == draws[1]
-
-
 # A vocabulary by itself
 
 
-def test_work_is_bounded_by_token_and_not_by_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 60)
-    guide = guide_of([b"a", b""], compile_guide(Guided("regex", "a{200}")), frozenset({1}))
-    row = np.array([1.0, 0.0], np.float32)
-    assert [guide.likeliest(row) for _ in range(201)] == [0] * 200 + [1]
+def guide_of(guided: Guided, generated: list[int], *more: bytes) -> tuple[Guide, int]:
+    """With all bytes, an end, and these; and how many tokens there are."""
+    return Guide(compile_guide(guided, tokenizer_of(*more)), frozenset({END}), generated), END + 1 + len(more)
 
 
-def guide_of(pieces: list[bytes], automaton: Automaton, ends: frozenset[int]) -> Guide:
-    return Guide(automaton, Vocabulary(len(pieces), pieces.__getitem__, ends))
+def row_of(size: int, **likely: float) -> Any:
+    """Logits: those of named tokens, of all others less."""
+    row = np.full(size, -10.0, np.float32)
+    for name, value in likely.items():
+        row[int(name[1:])] = value
+    return row
 
 
-def test_a_vocabulary_that_lacks_a_byte_is_stuck() -> None:
-    guide = guide_of([b"a", b"ab", b"", b""], compile_guide(Guided("regex", "abc")), frozenset({3}))
-    row = np.array([1.0, 0.5, 9.0, 8.0], np.float32)
-    assert [guide.likeliest(row) for _ in range(2)] == [0, STUCK]
+def test_the_likeliest_that_may_follow_is_taken_and_the_end_only_where_it_is_complete() -> None:
+    guide, size = guide_of(Guided("regex", "(ab)+"), [], b"x", b"ax", b"ab", b"abab")
+    row = row_of(size, t256=9.0, t257=8.0, t258=7.0, t259=1.0, t260=2.0)
+    assert [guide.likeliest(row) for _ in range(2)] == [260, END]
+    guide, _ = guide_of(Guided("regex", "(ab)+"), [], b"x", b"ax", b"ab", b"abab")
+    row[END] = -5.0
+    assert [guide.likeliest(row) for _ in range(3)] == [260, 260, 260]
 
 
-def test_tokens_that_only_begin_well_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [b"ax%d" % number for number in range(500)] + [b"ab", b""]
-    automaton = compile_guide(Guided("regex", "ab"))
-    row = np.array([*np.linspace(9, 1, 500), 0.5, 0.0], np.float32)
-    assert guide_of(pieces, automaton, frozenset({501})).likeliest(row) == 500
-    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 400)
-    assert guide_of(pieces, automaton, frozenset({501})).likeliest(row) == STUCK
-
-
-def test_an_answer_that_is_led_through_its_guide_again_needs_no_more_than_it_did(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One token of many bytes, each of which has to be worked out anew."""
-    pieces = [b"a" * 90, b"b", b""]
-    automaton = compile_guide(Guided("regex", "(a|aa|aaa){1,60}b"))
-    monkeypatch.setattr("headrace.engine.guide.WORK_MAX", 3000)
-    again = Guide(automaton, Vocabulary(3, pieces.__getitem__, frozenset({2})), [0])
-    assert again.likeliest(np.array([0.0, 1.0, 2.0], np.float32)) == 1
-
-
-def test_a_guide_that_is_lost_on_the_way_stops_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [b"a" * 90, b"b", b""]
-    automaton = compile_guide(Guided("regex", "(a|aa|aaa){1,60}b|b"))
-    monkeypatch.setattr("headrace.engine.automaton.CONFIGURATIONS_MAX", 40)
-    again = Guide(automaton, Vocabulary(3, pieces.__getitem__, frozenset({2})), [0])
-    assert again.likeliest(np.array([0.0, 1.0, 2.0], np.float32)) == STUCK
-
-
-def test_a_token_may_be_drawn_that_begins_well_and_a_second_draw_has_only_those_that_fit() -> None:
-    guide = guide_of([b"x", b"ax", b"ab", b"abab", b""], compile_guide(Guided("regex", "(ab)+")), frozenset({4}))
-    row = np.array([3.0, 2.0, 1.0, 0.5, 9.0], np.float32)
+def test_a_draw_has_all_that_may_follow_and_nothing_else() -> None:
+    guide, size = guide_of(Guided("regex", "(ab)+"), [], b"x", b"ax", b"ab", b"abab")
     seen: list[list[int]] = []
 
-    def redraw(allowed: Any) -> int:
+    def draw(allowed: Any) -> int:
         seen.append(list(allowed))
         return int(allowed[-1])
 
-    assert guide.drawn(0, row, redraw) == 3
-    assert guide.drawn(4, row, redraw) == 4  # it may end here
-    assert guide.drawn(1, row, redraw) == 4
-    assert seen == [[2, 3], [2, 3, 4]]
+    row = np.zeros(size, np.float32)
+    assert [guide.drawn(row, draw) for _ in range(2)] == [260, 260]
+    assert guide.drawn(row, lambda allowed: END) == END
+    assert seen == [[ord("a"), 259, 260], [ord("a"), END, 259, 260]]
+
+
+def test_tokens_of_the_model_that_are_no_text_are_never_taken() -> None:
+    guide, size = guide_of(Guided("regex", ".*"), [], b"")
+    assert guide.likeliest(row_of(size, t257=9.0, t97=1.0)) == ord("a")
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 3000])
+def test_an_answer_is_led_through_its_guide_again_however_long_it_is(count: int) -> None:
+    guided = Guided("json_schema", '{"type": "array", "items": {"enum": ["ab"]}}')
+    again, size = guide_of(guided, list(b"[" + b'"ab", ' * count))
+    row = row_of(size, t91=4.0, t34=3.0, t97=2.0, t98=1.0)
+    assert [again.likeliest(row) for _ in range(3)] == list(b'"ab')
+
+
+def test_a_long_answer_needs_no_more_for_its_last_token_than_for_its_first() -> None:
+    guide, size = guide_of(Guided("json_object"), [])
+    text = b'{"a":[' + b'{"b":[1,"x"]},' * 400 + b"1]}"
+    assert [guide.likeliest(row_of(size, **{f"t{byte}": 1.0})) for byte in text] == list(text)
+    assert guide.likeliest(row_of(size, t97=1.0)) == END
+
+
+def test_one_that_grows_beyond_its_bounds_is_given_up_alone() -> None:
+    grammar = Guided("grammar", "root ::= root root | root root root | [a-z]")
+    guide, size = guide_of(grammar, [])
+    row = row_of(size, t97=1.0)
+    taken = [guide.likeliest(row) for _ in range(300)]
+    assert taken[0] == ord("a")
+    assert taken[-1] == STUCK
+    said = taken[: taken.index(STUCK)]
+    again, _ = guide_of(grammar, said)
+    assert again.likeliest(row) == STUCK
+
+
+def test_a_worker_without_the_library_says_so_and_guides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headrace.engine.llamacpp.HAS_GUIDES", False)
+    other = LlamaBackend(config_in(tmp_path), lanes=2 * SLOTS)
+    assert other.facts.guided == frozenset()
+    other.close()
+    assert capsys.readouterr().err.count("llguidance is not installed") == 1
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex"])

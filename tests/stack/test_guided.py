@@ -79,9 +79,9 @@ async def test_many_at_once_are_each_held_to_their_own(stack: RunningStack, tiny
     ("options", "field", "word"),
     [
         ({"json_schema": {"type": "array", "uniqueItems": True}}, "guided_decoding.json_schema", "uniqueItems"),
-        ({"json_schema": {"$ref": "#"}}, "guided_decoding.json_schema", "refers to itself"),
-        ({"regex": "(a"}, "guided_decoding.regex", "is no regular expression"),
-        ({"regex": "(((a{99}){99}){99}){99}"}, "guided_decoding.regex", "is too large"),
+        ({"json_schema": {"$ref": "#"}}, "guided_decoding.json_schema", "allows nothing"),
+        ({"regex": "(a"}, "guided_decoding.regex", "invalid regex"),
+        ({"regex": r"(a)\1"}, "guided_decoding.regex", "invalid regex"),
     ],
 )
 async def test_a_guide_that_cannot_be_followed_is_an_invalid_argument_with_its_field(
@@ -96,14 +96,13 @@ async def test_a_guide_that_cannot_be_followed_is_an_invalid_argument_with_its_f
 
 
 async def test_one_that_can_be_read_in_ever_more_ways_ends_and_spoils_nobody(stack: RunningStack, tiny: str) -> None:
-    twice = [{"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": n, "maxItems": 9} for n in (1, 2, 3)]
-    schema = {"$defs": {"n": {"anyOf": twice}}, "$ref": "#/$defs/n"}
+    grammar = "root ::= root root | root root root | [a-z]"
     async with AsyncClient(stack.router) as client:
         other = asyncio.create_task(
             client.generate("ab", model=tiny, max_tokens=100, temperature=0.0, ignore_eos=True).read()
         )
         with pytest.raises(HeadraceError) as caught:
-            await client.generate("x", model=tiny, json_schema=schema, max_tokens=500).read()
+            await client.generate("x", model=tiny, grammar=grammar, max_tokens=500).read()
         assert caught.value.reason is Reason.INVALID_REQUEST
         assert (await other).usage.generated_tokens == 100
 

@@ -1,184 +1,134 @@
-"""Guided decoding of an engine that is stepped: which tokens may come next, for one answer.
+"""Guided decoding of an engine that is stepped, by llguidance: which tokens may come next, for one answer.
 
-What a guide allows is compiled once (`compile_guide`), by its size in bounded time; an answer then has a `Guide` that
-follows its tokens and picks the next one. Tokens are tried from the likeliest on, and not each of a vocabulary: a model
-that does what it is asked to needs one look. Where nothing can go on, `STUCK` is picked.
+What a guide allows is compiled once (`compile_guide`), on a stack of its own: llguidance reads what is nested by
+recursion, and a schema of 25 KB overruns 8 MB, which ends the process. An answer then has a `Guide` that follows its
+tokens. Each step has bounds; one that exceeds them, or leaves no token, picks `STUCK`.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from headrace.engine.automaton import DEAD, Automaton, Builder, Fragment, Matcher, TooLarge
-from headrace.engine.guide_gbnf import BadGrammar, grammar_part
-from headrace.engine.guide_json import any_object, schema_part
-from headrace.engine.guide_regex import BadRegex, regex_part
+from headrace.engine.guide_text import BadGuide, grammar_of
 from headrace.engine.request import Guided, invalid
-from headrace.engine.schema_reading import BadSchema
 
 STUCK = -1
 """No token: the vocabulary has none that may follow, or it would take too long to find it."""
-WORK_MAX = 50_000
-"""Tokens, and ways to read the text, that are looked at for one token: some tens of milliseconds."""
-CANDIDATES = 4096
-"""How many of the likeliest tokens a second draw has to choose from."""
-_TRIES = 16
-_REPLAY_WORK = 10**9
+LIMITS = LLParserLimits(
+    max_items_in_row=500,
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+_STACK_BYTES = 256 << 20
+_WHERE = re.compile(r"^(?:(?:at )?\d+\(\d+\): |failed to compile JSON schema: |failed to parse \"%json\": )+")
+_MESSAGE_MAX = 200
+_NOTHING = "NoExtension"
+_stack_lock = threading.Lock()
 
 Row = npt.NDArray[np.float32]
-Redraw = Callable[[npt.NDArray[np.int64]], int]
-"""Draws again, among these tokens only."""
 
 
-def compile_guide(guided: Guided) -> Automaton:
-    """What it allows. Raises `RefusalError` that names the field."""
-    builder = Builder()
+class _Vocabulary:
+    """What a `TokenizerWrapper` asks for. Texts are never cut into tokens here: nothing is forced."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], end_tokens: frozenset[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = sorted(end_tokens)
+        self.eos_token_id = self.special_token_ids[0]
+
+    def __call__(self, _: str | bytes) -> list[int]:
+        return []
+
+
+def make_tokenizer(size: int, piece: Callable[[int], bytes], end_tokens: frozenset[int]) -> LLTokenizer:
+    """Of a vocabulary; for a large one that takes a second. A token without bytes can follow nowhere."""
+    tokens = [b"" if token in end_tokens else piece(token) for token in range(size)]
+    vocabulary = _Vocabulary(tokens, end_tokens)
+    return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.special_token_ids)
+
+
+def compile_guide(guided: Guided, tokenizer: LLTokenizer) -> LLMatcher:
+    """What it allows, at its beginning. Raises `RefusalError` that names the field."""
     at = f"guided.{guided.kind}"
     try:
-        automaton = builder.build(_part(builder, guided))
-        Matcher(automaton, WORK_MAX)
-    except BadSchema as error:
-        raise invalid(at, f"{f'at {error.where} ' if error.where else ''}{error}") from None
-    except (BadRegex, BadGrammar) as error:
-        raise invalid(at, str(error)) from None
-    except (TooLarge, RecursionError):
-        raise invalid(at, "is too large, or can be read in too many ways") from None
-    return automaton
+        grammar = grammar_of(guided)
+    except BadGuide as error:
+        raise invalid(at, _clause(str(error))) from None
+    found: list[LLMatcher] = []
+    _on_a_deep_stack(lambda: found.append(LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)))
+    matcher = found[0]
+    allows_some = matcher.is_error() or any(matcher.compute_bitmask())
+    message = matcher.get_error()
+    if not allows_some or message.startswith(_NOTHING):
+        raise invalid(at, "allows nothing")
+    if message:
+        raise invalid(at, f"cannot be held to: {_clause(message)}")
+    return matcher
 
 
-def _part(builder: Builder, guided: Guided) -> Fragment:
-    if guided.kind == "json_schema":
-        return schema_part(builder, guided.text)
-    if guided.kind == "json_object":
-        return any_object(builder)
-    if guided.kind == "regex":
-        return regex_part(builder, guided.text, builder.character, is_search=False)
-    if guided.kind == "choice":
-        return builder.literals([one.encode() for one in guided.choices])
-    return grammar_part(builder, guided.text)
+def _clause(message: str) -> str:
+    line = _WHERE.sub("", message.strip().partition("\n")[0])
+    return line[:_MESSAGE_MAX].rstrip(" .:")
 
 
-class Vocabulary:
-    """What the tokens are, in bytes; made when it is first needed, which takes a large one half a second."""
-
-    def __init__(self, size: int, piece: Callable[[int], bytes], end_tokens: frozenset[int]) -> None:
-        self._size = size
-        self._piece = piece
-        self.end_tokens = end_tokens
-
-    @cached_property
-    def pieces(self) -> list[bytes]:
-        """By token; none for those that end an answer."""
-        return [b"" if token in self.end_tokens else self._piece(token) for token in range(self._size)]
-
-    @cached_property
-    def first(self) -> npt.NDArray[np.int16]:
-        """The first byte of each token; 256 where it has none."""
-        return np.array([piece[0] if piece else 256 for piece in self.pieces], np.int16)
-
-    @cached_property
-    def ends(self) -> npt.NDArray[np.int64]:
-        """The tokens that end an answer."""
-        return np.array(sorted(self.end_tokens), np.int64)
+def _on_a_deep_stack(call: Callable[[], None]) -> None:
+    """Only what is touched of it is ever memory."""
+    with _stack_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=call, name="guide")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
 
 
 class Guide:
     """Of one answer, which has said `generated`. For one thread at a time."""
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, generated: Sequence[int] = ()) -> None:
-        self._vocabulary = vocabulary
-        self._matcher = Matcher(automaton, WORK_MAX)
-        self._state = self._matcher.start
-        self._is_lost = False
-        try:
-            for token in generated:
-                # What was said has been looked at before, with all that was not: it needs no bound of its own.
-                self._matcher.work = -_REPLAY_WORK
-                self._follow(self._after(token))
-        except TooLarge:
-            self._is_lost = True
+    def __init__(self, compiled: LLMatcher, end_tokens: frozenset[int], generated: Sequence[int] = ()) -> None:
+        self._matcher = compiled.deep_copy()
+        self._end_tokens = end_tokens
+        for token in generated:
+            self._matcher.consume_token(token)
 
     def likeliest(self, row: Row) -> int:
         """The likeliest token that may follow, which then counts as said."""
-        return self._pick(lambda: self._search(row))
+        token = int(row.argmax())
+        if self._takes(token):
+            return token
+        allowed = self._allowed(len(row))
+        return self._said(int(allowed[row[allowed].argmax()])) if len(allowed) else STUCK
 
-    def drawn(self, token: int, row: Row, redraw: Redraw) -> int:
-        """`token` if it may follow, or what is drawn again among those that may; it then counts as said."""
-        return self._pick(lambda: self._check_drawn(token, row, redraw))
+    def drawn(self, row: Row, draw: Callable[[npt.NDArray[np.int64]], int]) -> int:
+        """What is drawn among the tokens that may follow; it then counts as said."""
+        allowed = self._allowed(len(row))
+        return self._said(draw(allowed)) if len(allowed) else STUCK
 
-    def _pick(self, find: Callable[[], tuple[int, int]]) -> int:
-        self._matcher.work = 0
-        if self._is_lost:
-            return STUCK
-        try:
-            token, state = find()
-            if token != STUCK:
-                self._follow(state)
-        except TooLarge:
+    def _takes(self, token: int) -> bool:
+        """One look, which is enough where a model does what it is asked to."""
+        return token not in self._end_tokens and self._matcher.try_consume_tokens([token]) == 1
+
+    def _allowed(self, size: int) -> npt.NDArray[np.int64]:
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            return np.empty(0, np.int64)
+        return np.flatnonzero(np.unpackbits(bits, count=size, bitorder="little"))
+
+    def _said(self, token: int) -> int:
+        if token not in self._end_tokens and not self._matcher.consume_token(token):
             return STUCK
         return token
-
-    def _follow(self, state: int) -> None:
-        """An end token has no state behind it: nothing follows."""
-        if state != DEAD:
-            self._state = self._matcher.tidy(state)
-
-    def _after(self, token: int) -> int:
-        self._matcher.count(1)
-        piece = self._vocabulary.pieces[token]
-        return self._matcher.advance(self._state, piece) if piece else DEAD
-
-    def _may_end(self, token: int) -> bool:
-        return token in self._vocabulary.end_tokens and self._matcher.accepts(self._state)
-
-    def _search(self, row: Row) -> tuple[int, int]:
-        token = int(row.argmax())
-        state = self._after(token)
-        if state != DEAD or self._may_end(token):
-            return token, state
-        open_ = self._open()
-        left = np.where(open_, row, -np.inf)
-        for _ in range(_TRIES):
-            token = int(left.argmax())
-            if left[token] == -np.inf:
-                return STUCK, DEAD
-            state = self._after(token)
-            if state != DEAD or self._may_end(token):
-                return token, state
-            left[token] = -np.inf
-        for token in np.flatnonzero(open_)[np.argsort(-row[open_], kind="stable")]:
-            state = self._after(int(token))
-            if state != DEAD or self._may_end(int(token)):
-                return int(token), state
-        return STUCK, DEAD
-
-    def _open(self) -> npt.NDArray[np.bool_]:
-        """By token: whether its first byte may follow, or whether it may end the answer."""
-        bits = self._matcher.first_bytes(self._state)
-        table = np.array([*(bits >> byte & 1 for byte in range(256)), 0], bool)
-        open_ = table[self._vocabulary.first]
-        if self._matcher.accepts(self._state):
-            open_[self._vocabulary.ends] = True
-        return open_
-
-    def _check_drawn(self, token: int, row: Row, redraw: Redraw) -> tuple[int, int]:
-        state = self._after(token)
-        if state != DEAD or self._may_end(token):
-            return token, state
-        allowed = self._likeliest_open(row)
-        if not len(allowed):
-            return self._search(row)
-        token = redraw(allowed)
-        state = self._after(token)
-        return (token, state) if state != DEAD or self._may_end(token) else self._search(row)
-
-    def _likeliest_open(self, row: Row) -> npt.NDArray[np.int64]:
-        """Those of the likeliest tokens that may follow."""
-        tokens = np.flatnonzero(self._open())
-        if len(tokens) > CANDIDATES:
-            tokens = tokens[np.argpartition(-row[tokens], CANDIDATES)[:CANDIDATES]]
-        return np.array([t for t in tokens if self._after(int(t)) != DEAD or self._may_end(int(t))], np.int64)

@@ -14,18 +14,28 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import llama_cpp.llama_cpp as ll
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine.automaton import Automaton
 from headrace.engine.backend import Detail, ModelFacts, Prefill, Sampled
 from headrace.engine.config import ConfigError, EngineConfig
-from headrace.engine.guide import Guide, Vocabulary, compile_guide
 from headrace.engine.request import GUIDES, Guided, Sampling
 from headrace.engine.sampling import draw, make_chain
+
+try:
+    from llguidance import LLMatcher
+
+    from headrace.engine.guide import Guide, compile_guide, make_tokenizer
+
+    HAS_GUIDES = True
+except ModuleNotFoundError as error:
+    if error.name != "llguidance":
+        raise
+    HAS_GUIDES = False
 
 _PIECE_BYTES_MAX = 512
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
@@ -87,7 +97,10 @@ class LlamaBackend:
         self._adapter = self._apply_adapter(config) if config.adapter_path else None
         self._memory = ll.llama_get_memory(self._context)
         self._facts = self._read_facts(threads)
-        self._vocabulary = Vocabulary(self._facts.vocabulary, self.piece, self._facts.end_tokens)
+        self._guide_lock = Lock()
+        self._tokenizer: Any = None
+        if not HAS_GUIDES:
+            sys.stderr.write("llama.cpp: the Python package llguidance is not installed: no guided decoding\n")
         self._batch = _Batch(size)
         self._pool = ThreadPoolExecutor(threads, "sampler")
 
@@ -119,7 +132,7 @@ class LlamaBackend:
             vocabulary=vocabulary,
             end_tokens=ends,
             # An answer that is complete has to be ended by a token.
-            guided=frozenset(GUIDES) if ends else frozenset(),
+            guided=frozenset(GUIDES) if ends and HAS_GUIDES else frozenset(),
             context_tokens_max=ll.llama_model_n_ctx_train(self._model),
             chat_template=template.decode(errors="replace") if template else None,
             begin_text=self._text(ll.llama_vocab_bos(self._vocab)),
@@ -156,10 +169,17 @@ class LlamaBackend:
         length = ll.llama_token_to_piece(self._vocab, token, buffer, _PIECE_BYTES_MAX, 0, False)
         return buffer.raw[: max(0, length)]
 
-    def compile(self, guided: Guided) -> Automaton:
+    def compile(self, guided: Guided) -> LLMatcher:
         """See `guide.py`: llama.cpp's own grammars may take time and memory without a bound, and end the process."""
-        _ = self._vocabulary.first  # made by the first who needs it, and not in the loop
-        return compile_guide(guided)
+        return compile_guide(guided, self._guide_tokenizer())
+
+    def _guide_tokenizer(self) -> Any:
+        """Made by the first who needs it, and not in the loop: that takes a large vocabulary a second."""
+        with self._guide_lock:
+            if self._tokenizer is None:
+                facts = self._facts
+                self._tokenizer = make_tokenizer(facts.vocabulary, self.piece, facts.end_tokens)
+            return self._tokenizer
 
     def warm_up(self) -> None:
         """A full prefill chunk, decoding in one slot, and decoding in all of them beside a chunk."""
@@ -182,14 +202,13 @@ class LlamaBackend:
         generated: Sequence[int],
         sampling: Sampling,
         top_logprobs: int | None,
-        guide: Automaton | None = None,
+        guide: LLMatcher | None = None,
     ) -> None:
         """Makes the sampler; plain greedy needs none, a numpy argmax is ten times cheaper."""
         chain = None
         if not sampling.is_plain_greedy:
-            draws = 1 if guide is None else 2
-            chain = make_chain(sampling, prompt, generated, self._facts.vocabulary, self._window, draws)
-        followed = None if guide is None else Guide(guide, self._vocabulary, generated)
+            chain = make_chain(sampling, prompt, generated, self._facts.vocabulary, self._window)
+        followed = None if guide is None else Guide(guide, self._facts.end_tokens, generated)
         self._lanes[lane] = _Lane(chain, top_logprobs, followed)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -256,7 +275,7 @@ class LlamaBackend:
     def _draw_guided(self, guide: Guide, chain: Any, row: npt.NDArray[np.float32]) -> int:
         if chain is None:
             return guide.likeliest(row)
-        token = guide.drawn(draw(chain, row), row, lambda allowed: draw(chain, row, allowed))
+        token = guide.drawn(row, lambda allowed: draw(chain, row, allowed))
         if token >= 0:
             ll.llama_sampler_accept(chain, token)
         return token

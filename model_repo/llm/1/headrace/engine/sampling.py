@@ -21,15 +21,9 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 
 
 def make_chain(
-    sampling: Sampling,
-    prompt: Sequence[int],
-    generated: Sequence[int],
-    vocabulary: int,
-    window: int,
-    draws: int = 1,
+    sampling: Sampling, prompt: Sequence[int], generated: Sequence[int], vocabulary: int, window: int
 ) -> Any:
-    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have,
-    `draws` how many random numbers a token may have used.
+    """A new chain, to be given back with `llama_sampler_free`; `window` is the most tokens a sequence can have.
 
     It is what it would be had it drawn `generated` itself. Only the random numbers may be others of the same seed:
     llama.cpp uses none where a single candidate is left, and which steps those were is not known; none is used twice.
@@ -58,16 +52,16 @@ def make_chain(
         ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_min_p(sampling.min_p, 1))
     ll.llama_sampler_chain_add(chain, ll.llama_sampler_init_temp(sampling.temperature))
     dice = ll.llama_sampler_init_dist(_seed(sampling.seed or 0))
-    _use_up(dice, draws * len(generated))
+    _use_up(dice, len(generated))
     ll.llama_sampler_chain_add(chain, dice)
     return chain
 
 
-def draw(chain: Any, row: npt.NDArray[np.float32], allowed: npt.NDArray[np.int64] | None = None) -> int:
-    """A draw from the logits, of all tokens or of some; `llama_sampler_accept` has to follow for what is taken."""
-    candidates = np.zeros(len(row) if allowed is None else len(allowed), _CANDIDATE)
-    candidates["id"] = np.arange(len(row)) if allowed is None else allowed
-    candidates["logit"] = row if allowed is None else row[allowed]
+def draw(chain: Any, row: npt.NDArray[np.float32], allowed: npt.NDArray[np.int64]) -> int:
+    """A draw from the logits of some tokens; `llama_sampler_accept` has to follow for what is taken."""
+    candidates = np.zeros(len(allowed), _CANDIDATE)
+    candidates["id"] = allowed
+    candidates["logit"] = row[allowed]
     array = ll.llama_token_data_array()
     data: Any = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(ll.llama_token_data))
     array.data, array.size, array.selected, array.sorted = data, len(candidates), -1, False

@@ -1,24 +1,19 @@
-"""What a JSON schema says, read with distrust."""
+"""A JSON schema as a document, for every engine that is guided by one."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headrace.engine.json_parts import TYPES
-
-WHERE_MAX = 200
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
+_SINGLE = frozenset({"items", "additionalProperties"})
+_BESIDE = ("$ref", "anyOf", "oneOf")
 
 
 class BadSchema(ValueError):
-    """It is no schema, or one that cannot be held; `where` is a JSON pointer, the message a clause."""
-
-    def __init__(self, where: str, message: str) -> None:
-        super().__init__(message)
-        self.where = where if len(where) <= WHERE_MAX else f"{where[:WHERE_MAX]}..."
+    """It is no schema; the message is a clause that says why."""
 
 
 def parse_schema(text: str) -> Any:
@@ -26,104 +21,58 @@ def parse_schema(text: str) -> Any:
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        raise BadSchema("", "is not JSON") from None
+        raise BadSchema("is not JSON") from None
     if not isinstance(document, (dict, bool)):
-        raise BadSchema("", "must be an object")
+        raise BadSchema("must be an object")
     return document
+
+
+def closed(document: Any) -> Any:
+    """The schema with no properties but those that it names, where it names some and does not say: an answer then ends.
+
+    One that puts together what several parts say of an object is left as it is: a part does not know the others' names.
+    Raises `RecursionError`.
+    """
+    return document if any(map(_is_put_together, _parts(document))) else _closed(document)
+
+
+def _is_put_together(schema: dict[str, Any]) -> bool:
+    return "allOf" in schema or ("properties" in schema and any(key in schema for key in _BESIDE))
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            for part in _inside(key, value):
+                yield from _parts(part)
+
+
+def _inside(key: str, value: Any) -> Iterable[Any]:
+    if key in _MAPS and isinstance(value, dict):
+        return value.values()
+    if key in _LISTS and isinstance(value, list):
+        return value
+    return [value] if key in _SINGLE else []
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    new: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            new[key] = {name: _closed(part) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            new[key] = [_closed(part) for part in value]
+        else:
+            new[key] = _closed(value) if key in _SINGLE else value
+    named, required = schema.get("properties"), schema.get("required", [])
+    names_some = isinstance(named, dict) and named and "patternProperties" not in schema
+    if names_some and isinstance(required, list) and all(isinstance(one, str) and one in named for one in required):
+        new.setdefault("additionalProperties", False)
+    return new
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(name)
-
-
-def resolve(root: Any, pointer: object, at: str) -> Any:
-    """What a reference in the document leads to. Raises `BadSchema`."""
-    if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-        raise BadSchema(at, "has a $ref that does not begin with #/")
-    target = root
-    for part in pointer.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
-            target = target[int(key)]
-        elif isinstance(target, dict) and key in target:
-            target = target[key]
-        else:
-            raise BadSchema(at, "has a $ref to what is not there")
-    return target
-
-
-def types(schema: Mapping[str, Any], at: str) -> list[str]:
-    """The types that it names."""
-    given = schema["type"]
-    kinds = given if isinstance(given, list) else [given]
-    if not kinds or any(not isinstance(kind, str) or kind not in TYPES for kind in kinds):
-        raise BadSchema(at, "has a type that there is not")
-    return kinds
-
-
-def is_of(value: object, kinds: Sequence[str]) -> bool:
-    """Whether a value is of one of these types."""
-    if isinstance(value, bool):
-        return "boolean" in kinds
-    if isinstance(value, int | float):
-        return "number" in kinds or ("integer" in kinds and value == int(value))
-    if value is None:
-        return "null" in kinds
-    name = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else "string"
-    return name in kinds
-
-
-def disjoint(one: Any, other: Any) -> bool:
-    """Whether certainly no value is valid for both."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    kinds, others = _possible(one), _possible(other)
-    if not kinds & others:
-        return True
-    if kinds == others == {"object"}:
-        required = set(one.get("required", ())) & set(other.get("required", ()))
-        mine, theirs = one.get("properties", {}), other.get("properties", {})
-        return any((a := _values(mine.get(key))) and (b := _values(theirs.get(key))) and not a & b for key in required)
-    a, b = _values(one), _values(other)
-    return bool(a and b and not a & b)
-
-
-def _possible(schema: Mapping[str, Any]) -> set[str]:
-    """Types that a value of it may have; those of numbers are one."""
-    if "type" not in schema:
-        return set(TYPES)
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return {"number" if kind == "integer" else str(kind) for kind in kinds}
-
-
-def _values(schema: Any) -> frozenset[str]:
-    """The values that it names, as text; none where it names none."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    named = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    return frozenset(map(json.dumps, named)) if isinstance(named, list) else frozenset()
-
-
-def count(schema: Mapping[str, Any], name: str, at: str) -> int | None:
-    """A keyword that is a whole number, 0 or more; None where it is not there."""
-    value = schema.get(name)
-    if value is None and name not in schema:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadSchema(at, f"has a {name} that is no whole number, 0 or more")
-    return value
-
-
-def bound(schema: Mapping[str, Any], name: str, at: str) -> Fraction | None:
-    """A keyword that is a number; None where it is not there."""
-    value = schema.get(name)
-    if value is None and name not in schema:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadSchema(at, f"has a {name} that is no number")
-    return Fraction(value)
-
-
-def escaped(key: str) -> str:
-    """A part of a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
