@@ -68,8 +68,9 @@ def _closed(schema: Any) -> Any:
         else:
             new[key] = _closed(value) if key in _SINGLE else value
     named, required = schema.get("properties"), schema.get("required", [])
-    names_some = isinstance(named, dict) and named and "patternProperties" not in schema
-    if names_some and isinstance(required, list) and all(isinstance(one, str) and one in named for one in required):
+    if not isinstance(named, dict) or not named or "patternProperties" in schema:
+        return new
+    if isinstance(required, list) and all(isinstance(name, str) and name in named for name in required):
         new.setdefault("additionalProperties", False)
     return new
 
