@@ -1,7 +1,7 @@
 """A guide as a grammar of llguidance, in its dialect of Lark.
 
-Nothing of what a caller wrote is put there unquoted but what `gbnf_to_lark` makes of a grammar: the options in the
-first line are the engine's alone. Without `no_forcing` llguidance walks a text that can only go one way to its end,
+Nothing of what a caller wrote is put there unquoted but what the converter makes of a grammar in GBNF: the options in
+the first line are the engine's alone. Without `no_forcing` llguidance walks a text that can only go one way to its end,
 which `((a{99}){99}){99}` makes a million steps without a bound.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GrammarParser, resolve
 
 from headrace.engine.request import Guided
 from headrace.engine.schema_reading import BadSchema, closed, parse_schema
@@ -83,12 +84,22 @@ def _lark(text: str) -> str:
         if times > 1:
             raise BadGuide(f"has the rule {name[:64]} twice")
     try:
-        lark = gbnf_to_lark(_ESCAPE.sub(_plain, text))
+        rules = GrammarParser().parse(_ESCAPE.sub(_plain, text))
+        resolve(rules)
+        root = rules["start"]
+        # A word takes as much as it can, whatever has to follow: without a circle, the answer can be one word.
+        is_word = root.alternatives.is_terminal()
+        root.name = _unused(rules) if is_word else root.name
+        lark = "".join(f"{rule}\n" for rule in rules.values())
     except RecursionError:
         raise BadGuide("is too large: it has too many levels of brackets") from None
     except Exception as error:  # its parser raises what Python happens to
         raise BadGuide(f"is no grammar in GBNF: {error}") from None
-    return str(lark).partition("\n")[2]
+    return f"start: {root.name}\n{lark}" if is_word else lark
+
+
+def _unused(names: Iterable[str]) -> str:
+    return "ANSWER" + "_X" * len([name for name in names if name.startswith("ANSWER")])
 
 
 def _plain(found: re.Match[str]) -> str:
