@@ -17,7 +17,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import GrammarParser, resolve
 
 from headrace.engine.request import Guided
-from headrace.engine.schema_reading import BadSchema, closed, parse_schema
+from headrace.engine.schema_reading import BadSchema, closed, counts_names, parse_schema
 
 CONVERSION_MAX = 2_000_000
 """Rules times characters of a grammar: the converter looks at the whole for each rule."""
@@ -70,7 +70,10 @@ def _schema(text: str) -> str:
         if "x-guidance" in document:
             raise BadGuide("has the keyword x-guidance, which is not supported")
         try:
-            return json.dumps({**closed(document), "x-guidance": _SCHEMA_OPTIONS})
+            schema = {**closed(document), "x-guidance": _SCHEMA_OPTIONS}
+            if counts_names(schema):
+                raise BadGuide("has a minProperties above 1 for properties without names, which is not supported")
+            return json.dumps(schema)
         except RecursionError:
             raise BadGuide("is too large: it has too many levels") from None
     return json.dumps(document)

@@ -36,6 +36,17 @@ def closed(document: Any) -> Any:
     return document if any(map(_is_put_together, _parts(document))) else _closed(document)
 
 
+def counts_names(document: Any) -> bool:
+    """Whether it wants several properties that it does not name: one that comes twice would count twice."""
+    if isinstance(document, list):
+        return any(map(counts_names, document))
+    if not isinstance(document, dict):
+        return False
+    least = document.get("minProperties")
+    is_open = document.get("additionalProperties") is not False or "patternProperties" in document
+    return (isinstance(least, int | float) and least > 1 and is_open) or any(map(counts_names, document.values()))
+
+
 def _is_put_together(schema: dict[str, Any]) -> bool:
     return "allOf" in schema or ("properties" in schema and any(key in schema for key in _BESIDE))
 
