@@ -98,7 +98,6 @@ class AsyncLLM:
         self.loggers = [make(None, 0) for make in loggers or ()]
         self.requests: list[dict[str, Any]] = []
         self.is_shut = False
-        self.adapters: list[LoRARequest] = []
         self.publisher: Publisher | None = None
         events = args.kv_events_config
         if events is not None:
@@ -106,6 +105,7 @@ class AsyncLLM:
             assert (events.enable_kv_cache_events, events.publisher) == (True, "zmq")
             self.publisher = Publisher("vllm", events.endpoint)
             self.core.tell_kv = lambda kind, blocks: self.publisher.publish(kind, blocks, args.block_size)  # type: ignore[union-attr]
+        self.adapters: list[LoRARequest] = []
         engines.append(self)
 
     @classmethod
@@ -207,12 +207,12 @@ def install() -> None:
         "vllm.engine.arg_utils": {"AsyncEngineArgs": AsyncEngineArgs},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
-        "vllm.platforms": {"current_platform": Platform()},
         "vllm.sampling_params": {
             "RequestOutputKind": RequestOutputKind,
             "SamplingParams": SamplingParams,
             "StructuredOutputsParams": StructuredOutputsParams,
         },
+        "vllm.platforms": {"current_platform": Platform()},
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},

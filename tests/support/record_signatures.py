@@ -30,10 +30,10 @@ SYMBOLS: dict[str, list[tuple[str, str]]] = {
         ("vllm/outputs.py", "RequestOutput.__init__"),
         ("vllm/lora/request.py", "LoRARequest"),
         ("vllm/v1/metrics/loggers.py", "StatLoggerBase.record"),
-        ("vllm/platforms/interface.py", "Platform.is_cpu"),
         ("vllm/config/kv_events.py", "KVEventsConfig"),
         ("vllm/distributed/kv_events.py", "BlockStored"),
         ("vllm/distributed/kv_events.py", "BlockRemoved"),
+        ("vllm/platforms/interface.py", "Platform.is_cpu"),
     ],
     "sglang": [
         ("sglang/srt/arg_groups/field_order.py", "ServerArgs"),
