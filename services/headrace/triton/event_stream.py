@@ -17,7 +17,7 @@ import grpc
 from headrace.engine.contract import StepBatch, WireError, decode_response, encode_op
 from headrace.triton.wire import classify_error, infer_request
 
-REQUEST_RESPONSES_MAX = 8_192
+REQUEST_RESPONSES_MAX = 2_048
 """Responses after which the stream goes on as another request."""
 
 
