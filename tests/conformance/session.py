@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from conformance import tensors
 from conformance.providers import Running
 from conformance.watch import FOREVER, Heard, Watch
 from headrace.engine.contract import RawInput, Reply, StepBatch, decode_response, encode_op
-from headrace.triton.engine_client import EngineClient
+from headrace.triton.engine_client import EngineClient, EngineSink
+from headrace.triton.event_stream import EventStream
 from headrace.triton.wire import infer_request
 
 _names = itertools.count(1)
@@ -23,16 +25,39 @@ _names = itertools.count(1)
 _seqs = itertools.count(1000)
 
 
+class CheckedStream(EventStream):
+    """`EventStream`, and each message passes the table of tensors first."""
+
+    def __init__(self, sink: EngineSink, call: Any, owner: str) -> None:
+        super().__init__(call, owner)
+        self._sink = sink
+
+    def decode(self, response: Any) -> StepBatch | None:
+        """See EventStream."""
+        if response is not grpc.aio.EOF and not response.error_message:
+            tensors.check(response.infer_response)
+        return super().decode(response)
+
+    async def read(self) -> StepBatch | None:
+        """See EventStream. The engine is lost with its last word, of which the Scheduler wants no more."""
+        batch = await super().read()
+        if batch is not None and batch.final:
+            self._sink.on_batch(batch)
+        return batch
+
+
 class CheckedClient(EngineClient):
     """`EngineClient`, and each message passes the table of tensors first."""
 
-    def _batch(self, response: Any) -> StepBatch | None:
-        if response is not grpc.aio.EOF and not response.error_message:
-            tensors.check(response.infer_response)
-        batch = super()._batch(response)
-        if batch is not None and batch.final:  # the engine is lost with it, and the Scheduler asks for no more
-            self._sink.on_batch(batch)
-        return batch
+    def __init__(self, target: str, *, owner: str, sink: EngineSink) -> None:
+        super().__init__(target, owner=owner, sink=sink)
+        self._event_stream = functools.partial(CheckedStream, sink)  # type: ignore[assignment]
+
+    @property
+    def requests_read(self) -> int:
+        """Requests that the event stream has been carried by so far."""
+        assert self._events is not None
+        return self._events.request
 
     def _on_reply(self, response: Any) -> None:
         if not response.error_message:

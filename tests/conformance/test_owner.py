@@ -8,7 +8,8 @@ import pytest
 
 from conformance.providers import Running
 from conformance.session import ask, connected
-from headrace.triton.engine_client import EngineLost
+from headrace.triton import event_stream
+from headrace.triton.event_stream import EngineLost
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="package")]
 
@@ -42,3 +43,15 @@ async def test_a_successor_hears_nothing_of_what_was_before(engine: Running) -> 
             await new.assert_idle()
             assert (await new.answer(engine.provider.counting, max_tokens=3)).reason == "length"
             await new.assert_idle()
+
+
+async def test_an_owner_s_stream_goes_on_as_another_request_and_nothing_of_it_is_lost(
+    engine: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "REQUEST_RESPONSES_MAX", 3)
+    async with connected(engine) as session:
+        running = [session.submit(engine.provider.counting, max_tokens=60) for _ in range(4)]
+        await session.over(*running)
+        assert [(one.reason, len(one.ids)) for one in running] == [("length", 60)] * 4
+        assert session.client.requests_read > 2
+        await session.assert_idle()

@@ -76,7 +76,7 @@ def test_the_oldest_of_a_replica_fade_and_no_other_replica_s() -> None:
     index.fade("a", 2)
     assert [index.depth("a", prompt(*blocks)) for blocks in ((1, 2), (3,))] == [0, 1]
     assert index.depth("b", prompt(1, 2)) == 2
-    assert index.holders(prompt(1, 2)) == ["b"]
+    assert index.keeper(prompt(1, 2)) == "b"
     index.fade("a", 9)
     index.fade("nobody", 9)
     assert (index.size("a"), index.size("nobody"), len(index)) == (0, 0, 3)

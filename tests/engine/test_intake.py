@@ -215,6 +215,7 @@ def test_a_continuation_that_hides_its_share_spoils_the_operation(continuation: 
         (b"credit", b"{}", "limits"),
         (b"cancel", b"{}", "seqs"),
         (b"events", b'{"owner": 5}', "owner"),
+        (b"events", b'{"goes_on": 1}', "goes_on"),
         (b"run", b'{"seq": 1}', "prompt"),
     ],
 )

@@ -213,6 +213,37 @@ def test_a_new_stream_supersedes_the_old_one() -> None:
     assert hand.finished(2)["reason"] == "length"
 
 
+def test_an_owner_s_next_stream_goes_on_where_the_one_before_ends() -> None:
+    hand = Hand(slots=2)
+    old = hand.sink
+    hand.submit(request(hand, 1, max_tokens=40), request(hand, 2, max_tokens=40), request(hand, 3, max_tokens=40))
+    for _ in range(5):
+        hand.turn()
+    hand.sink = new = ListSink()
+    hand.turn(OpenStream(new, goes_on=True))
+    assert old.is_closed
+    assert old.batches[-1].events[-1]["type"] == "alive"
+    hand.run()
+    assert new.batches[0].events[0]["type"] == "hello"
+    new.batches[:0] = old.batches
+    for seq in (1, 2, 3):
+        assert hand.finished(seq)["reason"] == "length"
+        assert len(hand.output(seq)[0]) == 40
+    hand.assert_idle()
+
+
+def test_a_stream_that_goes_on_where_there_is_none_begins() -> None:
+    hand = Hand()
+    hand.sink.is_lost = True
+    hand.turn()
+    hand.sink = ListSink()
+    hand.turn(OpenStream(hand.sink, goes_on=True))
+    assert hand.events("hello")
+    hand.submit(request(hand, 2))
+    hand.run()
+    assert hand.finished(2)["reason"] == "length"
+
+
 def test_a_list_tells_the_owners_live_sequences_in_order_with_their_ends() -> None:
     hand = Hand(slots=1)
     hand.submit(request(hand, 1, max_tokens=3), request(hand, 2, max_tokens=1000))

@@ -102,7 +102,9 @@ class SimulatedBackend:
         generated: Sequence[int],
         sampling: Sampling,
         top_logprobs: int | None,
+        guide: object = None,
     ) -> None:
+        assert guide is None, "no request has one here"
         one = self._lanes.setdefault(lane, _Lane())
         assert not one.is_active, f"KV: lane {lane} is in use"
         one.wanted = [*prompt, *generated]

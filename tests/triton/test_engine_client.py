@@ -11,8 +11,9 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from headrace.engine.contract import merge
-from headrace.triton import engine_client
-from headrace.triton.engine_client import EngineClient, EngineLost
+from headrace.triton import engine_client, event_stream
+from headrace.triton.engine_client import EngineClient
+from headrace.triton.event_stream import EngineLost
 from headrace.triton.process import TritonPlan, start_triton
 from headrace.triton.workspace import DEFAULT_CACHE_DIR, find_model_repository, prepare_triton
 
@@ -223,3 +224,19 @@ async def test_a_stock_client_can_still_run_one_request(triton):
     async with connected(triton.target) as (client, _, _):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(client._channel)
         assert (await stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="llm"), timeout=5)).name == "llm"
+
+
+async def test_the_event_stream_goes_on_as_one_request_after_another_and_nothing_is_lost(triton, monkeypatch):
+    monkeypatch.setattr(event_stream, "REQUEST_RESPONSES_MAX", 2)
+    async with connected(triton.target) as (client, sink, running):
+        for seq in range(1, 9):
+            client.generate(request(seq, max_tokens=3000))
+        await sink.until(lambda: all(sink.of("finished", seq) for seq in range(1, 9)))
+        assert [len(sink.tokens(seq)) for seq in range(1, 9)] == [3000] * 8
+        assert {sink.of("finished", seq)[0]["reason"] for seq in range(1, 9)} == {"length"}
+        assert client._events.request > 3
+        assert not running.done()
+        async with connected(triton.target, owner="schedulers/other"):
+            with pytest.raises(EngineLost, match="another Scheduler took it over"):
+                async with asyncio.timeout(10):
+                    await running

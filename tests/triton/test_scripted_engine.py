@@ -9,7 +9,8 @@ import pytest
 
 from headrace.control.deadlines import Budget
 from headrace.triton import engine_client
-from headrace.triton.engine_client import EngineClient, EngineLost
+from headrace.triton.engine_client import EngineClient
+from headrace.triton.event_stream import EngineLost
 from support.scripted_engine import admitted, finished, scripted_engine
 
 

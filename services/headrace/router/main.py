@@ -27,6 +27,7 @@ from headrace.router.settings import RouterSettings, is_loopback
 from headrace.rpc.guard import Guard, health_and_reflection
 from headrace.rpc.server import Server
 from headrace.rpc.tls import TlsFiles, server_credentials
+from headrace.runtime.garbage import LongLived
 from headrace.runtime.membership import Membership
 from headrace.runtime.service_report import ServiceReport
 from headrace.runtime.snapshot_follower import Freshness, SnapshotFollower
@@ -68,6 +69,7 @@ async def run(settings: RouterSettings, stop: asyncio.Event) -> None:
         routes.is_too_old = lambda: follower.freshness(time.monotonic()) is Freshness.HARD
         follower.subscribe(routes.apply)
         follower.subscribe(service.sessions.end_revoked)
+        follower.subscribe(LongLived().take)
         stack.push_async_callback(routes.close)
         membership = await stack.enter_async_context(Membership(store))
         report = ServiceReport(

@@ -29,7 +29,8 @@ from headrace.runtime.tasks import cancel_and_wait
 from headrace.scheduler.artifacts import ArtifactFault, ArtifactVerifier
 from headrace.scheduler.engine_config import engine_config
 from headrace.scheduler.warm_up import Declared, WarmUp
-from headrace.triton.engine_client import EngineClient, EngineLost
+from headrace.triton.engine_client import EngineClient
+from headrace.triton.event_stream import EngineLost
 from headrace.triton.process import TritonPlan, TritonProcess, start_triton
 from headrace.triton.runtimes import runtime_name
 from headrace.triton.workspace import find_model_repository, prepare_triton

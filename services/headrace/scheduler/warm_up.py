@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from headrace.control import warm_shapes
 from headrace.control.warm_shapes import WarmSequence
 from headrace.engine.contract import StepBatch
-from headrace.triton.engine_client import EngineLost
+from headrace.triton.event_stream import EngineLost
 
 _STRIDE = 7919
 """Prompts take every so-many-th token of the vocabulary: no two begin alike, so that no prefix is reused."""

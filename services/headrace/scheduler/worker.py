@@ -23,7 +23,7 @@ from headrace.runtime.telemetry import get_logger
 from headrace.scheduler.engine_run import EngineRun, Files, Machine
 from headrace.scheduler.publisher import Records, ReplicaPublisher
 from headrace.scheduler.relay import Relay
-from headrace.triton.engine_client import EngineLost
+from headrace.triton.event_stream import EngineLost
 
 CUT_S = 5.0
 """Time that the engine gets to confirm the end of attempts that a drain cuts off."""

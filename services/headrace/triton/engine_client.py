@@ -28,6 +28,7 @@ from headrace.control.deadlines import Budget
 from headrace.control.worker_health import SILENCE_MAX_S
 from headrace.engine.contract import Reply, StepBatch, WireError, decode_response, encode_op
 from headrace.rpc.channels import KEEPALIVE
+from headrace.triton.event_stream import EngineLost, EventStream
 from headrace.triton.outbox import Operation, Outbox
 from headrace.triton.wire import MODEL, classify_error, infer_request
 
@@ -47,10 +48,6 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-
-class EngineLost(Exception):
-    """The engine, or the way to it, is gone; the message is a sentence for an operator."""
 
 
 class EngineSink(Protocol):
@@ -92,7 +89,8 @@ class EngineClient:
         self._sink = sink
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._events: Any = None
+        self._event_stream = EventStream
+        self._events: EventStream | None = None
         self._operations: Any = None
         self._ids = itertools.count(1)
         self._outbox = Outbox(sink.on_refused)
@@ -122,21 +120,15 @@ class EngineClient:
         Raises:
             EngineLost: no engine answered within `timeout_s`, or it speaks another contract.
         """
-        self._events = self._stub.ModelStreamInfer()
+        self._events = self._event_stream(self._stub.ModelStreamInfer(), self._owner)
         self._operations = self._stub.ModelStreamInfer()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._events.write(infer_request("events", encode_op("events", {"owner": self._owner})))
-                batch = self._batch(await self._events.read())
+                hello = await self._events.open()
         except TimeoutError:
             raise EngineLost(f"the engine did not say hello within {timeout_s:g} s") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise EngineLost(_call_ended("event", error)) from None
-        if batch is None or not batch.events or batch.events[0].get("type") != "hello":
-            raise EngineLost("the engine's first event is not a hello")
-        if batch.number != 1:
-            raise EngineLost(f"the event stream has a gap: it begins with message {batch.number}")
-        hello = batch.events[0]
         if hello.get("contract") != "headrace.engine.v1" or not isinstance(hello.get("engine"), dict):
             raise EngineLost("the engine speaks another contract than headrace.engine.v1")
         self.hello = hello["engine"]
@@ -164,9 +156,10 @@ class EngineClient:
 
     async def close(self) -> None:
         """Close the streams; the engine ends what this owner still runs. Safe to call again."""
-        for call in (self._events, self._operations):
-            if call is not None:
-                call.cancel()
+        if self._events is not None:
+            self._events.call.cancel()
+        if self._operations is not None:
+            self._operations.cancel()
         await self._channel.close()
 
     # Operations. None of them waits; their outcome is told by events.
@@ -229,39 +222,22 @@ class EngineClient:
 
     # Reading
 
-    def _batch(self, response: Any) -> StepBatch | None:
-        """Decode one message of the event stream; None at its end."""
-        if response is grpc.aio.EOF:
-            return None
-        if response.error_message:
-            raise EngineLost(f"{classify_error(response.error_message).value}: the event stream was refused")
-        try:
-            batch = decode_response(response.infer_response)
-        except WireError as error:
-            raise EngineLost(f"the engine broke its contract: {error}") from None
-        if not isinstance(batch, StepBatch):
-            reason = batch.error.get("message", "no reason given")
-            raise EngineLost(f"the engine refused the event stream: {reason}")
-        return batch
-
     async def _read_events(self) -> None:
-        sink, number = self._sink, 1  # open() has read the first one
+        events = self._events
+        assert events is not None, "opened before"
         try:
-            while (batch := self._batch(await self._events.read())) is not None:
+            while (batch := await events.read()) is not None:
                 self.messages += 1
                 self._heard, self.heard_at = True, time.monotonic()
                 if batch.final:
                     raise EngineLost("the engine ended the event stream: it stops, or another Scheduler took it over")
-                number += 1
-                if batch.number != number:
-                    raise EngineLost(f"the event stream has a gap: message {batch.number} came instead of {number}")
                 for event in batch.events:
                     kind = event.get("type")
                     if kind == "alive":
                         self.stats = event.get("stats", self.stats)
                     elif kind in ("finished", "refused"):
                         self._outbox.forget(event.get("seq", 0))
-                sink.on_batch(batch)
+                self._sink.on_batch(batch)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             raise _lost_or_cancelled("event", error) from None
         raise EngineLost("the event stream ended")

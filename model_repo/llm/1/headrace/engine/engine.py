@@ -234,6 +234,7 @@ def _identity(config: EngineConfig, backend: Backend) -> dict[str, Any]:
         "guided": sorted(facts.guided),
         "pause": "run_ahead" if config.run_ahead_tokens else "native",
         "priority": True,  # REQUEST may have one
+        "goes_on": True,  # an owner may open its next stream without losing what runs
         "shapes": {"prefill": config.prefill_chunk, "decode": _batch_sizes(config.slots)},
         "versions": {"headrace": _version("headrace"), **facts.versions},
     }

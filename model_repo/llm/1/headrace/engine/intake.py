@@ -111,8 +111,11 @@ class Intake:
             owner = document.get("owner", "")
             if not isinstance(owner, str) or len(owner) > OWNER_CHARACTERS_MAX:
                 raise invalid("owner", f"must be a string of at most {OWNER_CHARACTERS_MAX} characters")
+            goes_on = document.get("goes_on", False)
+            if not isinstance(goes_on, bool):
+                raise invalid("goes_on", "must be true or false")
             sink = open_sink()
-            operation: Operation = OpenStream(sink)
+            operation: Operation = OpenStream(sink, goes_on)
         else:
             prepared = self._prepare(parse_request(document, tokens), self._clock())
             sink = open_sink()

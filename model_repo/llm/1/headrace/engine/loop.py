@@ -76,7 +76,8 @@ class EngineLoop:
         for operation in operations:
             self._take(operation)
         now = self._clock()
-        self._end_lost_owners()
+        for owner in self._streams.take_lost():
+            self._end_owner(owner)
         if 0 < self._limits.next_ns <= now:
             self._expire(now)
         self._queue.reopen_at(now)
@@ -139,8 +140,8 @@ class EngineLoop:
 
     def _take(self, operation: Operation) -> None:
         match operation:
-            case OpenStream(sink):
-                self._open(sink)
+            case OpenStream(sink, goes_on):
+                self._open(sink, goes_on)
             case Submit(entries, sink):
                 self._submit(entries, sink)
             case Grant(limits):
@@ -155,10 +156,11 @@ class EngineLoop:
                 if owner is not None:
                     owner.tell(sequences(one.id for one in self._sequences.values() if one.owner is owner))
 
-    def _open(self, sink: Sink) -> None:
-        if self._streams.owner is not None:
+    def _open(self, sink: Sink, goes_on: bool) -> None:
+        if not goes_on and self._streams.owner is not None:
             self._end_owner(self._streams.owner)
-        self._streams.open(sink, self._alive()).tell(hello(self._identity, self._incarnation))
+        owner = self._streams.open(sink, self._alive(), self._clock() if goes_on else None)
+        owner.tell(hello(self._identity, self._incarnation))
 
     def _submit(self, entries: tuple[Prepared | Rejected, ...], sink: Sink | None) -> None:
         owner = self._streams.owner if sink is None else self._streams.open_one_shot(sink)
@@ -232,10 +234,6 @@ class EngineLoop:
         self._preempted.remove(sequence.id)
         sequence.phase = Phase.WAITING
         self._queue.put(sequence)
-
-    def _end_lost_owners(self) -> None:
-        for owner in self._streams.take_lost():
-            self._end_owner(owner)
 
     def _end_owner(self, owner: Owner) -> None:
         for sequence in [sequence for sequence in self._sequences.values() if sequence.owner is owner]:

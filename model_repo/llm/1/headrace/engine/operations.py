@@ -11,9 +11,10 @@ from headrace.engine.sequence import Prepared
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A new owner; the one before is superseded."""
+    """A new owner; the one before is superseded. Or, with `goes_on`, the same owner's next stream."""
 
     sink: Sink
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

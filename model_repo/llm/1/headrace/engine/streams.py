@@ -27,13 +27,18 @@ class Streams:
         """Whether an event waits to be handed over."""
         return (self.owner is not None and bool(self.owner.events)) or any(one.events for one in self._one_shots)
 
-    def open(self, sink: Sink, last_word: Mapping[str, Any]) -> Owner:
+    def open(self, sink: Sink, last_word: Mapping[str, Any], goes_on_ns: int | None = None) -> Owner:
         """A new owner; the one before hears `last_word`, because FINAL must ride on a response.
 
         Then the ends of its sequences, which an engine that schedules by itself may take a moment for, then FINAL.
+        With `goes_on_ns`, the time, it is the same owner: its stream before ends with all that has gathered.
         """
         if self.owner is not None:
             self.owner.tell(last_word)
+            if goes_on_ns is not None:
+                self.owner.sink.close(self.owner.take(0, goes_on_ns))
+                self.owner.sink = sink
+                return self.owner
             self._one_shots.append(self.owner)
         self.owner = Owner(sink)
         return self.owner
