@@ -54,7 +54,7 @@ class _Vocabulary:
 
 
 def make_tokenizer(size: int, piece: Callable[[int], bytes], end_tokens: frozenset[int]) -> LLTokenizer:
-    """Of a vocabulary; for a large one that takes a second. A token without bytes can follow nowhere."""
+    """Of a vocabulary; for a large one that takes two seconds. A token without bytes can follow nowhere."""
     tokens = [b"" if token in end_tokens else piece(token) for token in range(size)]
     vocabulary = _Vocabulary(tokens, end_tokens)
     return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.special_token_ids)

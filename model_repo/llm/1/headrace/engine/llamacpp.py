@@ -174,7 +174,7 @@ class LlamaBackend:
         return compile_guide(guided, self._guide_tokenizer())
 
     def _guide_tokenizer(self) -> Any:
-        """Made by the first who needs it, and not in the loop: that takes a large vocabulary a second."""
+        """Made by `warm_up`: for a large vocabulary that takes two seconds, in one of which no other thread can run."""
         with self._guide_lock:
             if self._tokenizer is None:
                 facts = self._facts
@@ -182,7 +182,9 @@ class LlamaBackend:
             return self._tokenizer
 
     def warm_up(self) -> None:
-        """A full prefill chunk, decoding in one slot, and decoding in all of them beside a chunk."""
+        """A full prefill chunk, decoding in one slot, and decoding in all of them beside a chunk; what guides need."""
+        if self._facts.guided:
+            self._guide_tokenizer()
         token = max(0, ll.llama_vocab_bos(self._vocab))
         for lane in range(self._slots):
             self.begin(lane, [token], [], Sampling(), None)
