@@ -22,7 +22,7 @@ from headrace.control.worker_queue import WorkerQueue
 
 ASKS_MAX = 32
 """Tenants, each with a priority, that are asked for again: those that have asked last."""
-ASK_S = 5.0
+ASK_S = 60.0
 """For so long after they asked."""
 
 
