@@ -13,6 +13,7 @@ from headrace.control.doors import Asking, Closed
 from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
+from support.attempts import wanted
 from support.queues import SERVED, Bench
 
 STANDARD, BATCH = Priority.STANDARD, Priority.BATCH
@@ -99,6 +100,15 @@ def test_who_asked_long_ago_is_not_told_of_and_no_more_than_a_report_may_hold(mo
     bench.advance(2 * ASK_S)
     bench.dispatch(5001, tenant="newest")
     assert [one.tenant for one in keeper.closed(bench.now)] == ["newest"]
+
+
+def test_nothing_is_kept_of_what_was_asked():
+    bench = full(waiting=("a",))
+    bench.ledger.dispatch(wanted(9, tenant="b"), bench.now, payload="what it says")
+    asks = bench.ledger.keepers["replicas/a"]._asks
+    assert len(asks) == 3
+    assert all(attempt.payload is None for attempt in asks.values())
+    assert bench.ledger.attempts[9].payload == "what it says"
 
 
 def test_it_is_looked_at_again_only_when_something_has_changed(monkeypatch):

@@ -41,7 +41,7 @@ class DoorKeeper:
         is_news = all((one.tenant, one.priority) != key for one in self._closed)
         if is_news:
             self._seen = ()
-        self._asks[key] = attempt
+        self._asks[key] = replace(attempt, payload=None)  # what it says is nobody's business here
         self._asks.move_to_end(key)
         if len(self._asks) > ASKS_MAX:
             self._asks.popitem(last=False)
