@@ -19,6 +19,12 @@ from support.queues import SERVED, Bench
 STANDARD, BATCH = Priority.STANDARD, Priority.BATCH
 
 
+@pytest.fixture(autouse=True)
+def looks(monkeypatch):
+    """Tests are about what is found, but for the one about how often."""
+    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
+
+
 def told(bench, at=None):
     """Who is told of as refused, and for how long it would wait."""
     closed = bench.ledger.keepers["replicas/a"].closed(bench.now if at is None else at)
@@ -109,6 +115,21 @@ def test_nothing_is_kept_of_what_was_asked():
     assert len(asks) == 3
     assert all(attempt.payload is None for attempt in asks.values())
     assert bench.ledger.attempts[9].payload == "what it says"
+
+
+def test_it_is_looked_at_no_more_than_so_often_and_knows_that_it_is_behind(monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.05)
+    bench = Bench(slots=1, stage_ahead=0, requests_max=2)
+    keeper = bench.ledger.keepers["replicas/a"]
+    bench.dispatch(1, tenant="greedy")
+    bench.begin(1)
+    assert keeper.closed(bench.now) == ()
+    bench.dispatch(2, tenant="greedy")
+    bench.dispatch(3, tenant="modest")
+    assert keeper.closed(bench.now + 0.04) == ()
+    assert keeper.is_behind
+    assert {one.tenant for one in keeper.closed(bench.now + 0.05)} == {"greedy", "modest"}
+    assert not keeper.is_behind
 
 
 def test_it_is_looked_at_again_only_when_something_has_changed(monkeypatch):

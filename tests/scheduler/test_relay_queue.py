@@ -7,6 +7,7 @@ import pytest
 from headrace.api.errors.v1 import errors_pb2
 from headrace.api.inference.v1 import inference_service_pb2 as inference_pb2
 from headrace.api.scheduler.v1 import scheduler_service_pb2 as pb
+from headrace.control import door_keeper
 from headrace.control.priority import Priority
 from headrace.scheduler import session as session_module
 from support.relaying import REVISION, Bench
@@ -114,7 +115,8 @@ async def test_what_waits_for_a_router_is_told_beside_its_bound_and_too_much_is_
     assert bench.metric("send_buffer_tokens") == 0
 
 
-async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse_somebody(bench):
+async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse_somebody(bench, monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
     for token in range(1, 20):  # four run, fifteen wait: there is one place
         bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
         if token <= 4:
@@ -133,3 +135,17 @@ async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse
     bench.tell(finished(1, "stop"))
     (load,) = bench.told().load.replicas
     assert (load.room, load.admits_from) == (1, 0)
+
+
+async def test_what_was_not_looked_at_in_time_is_told_by_the_next_event(bench, monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 3600.0)
+    for token in range(1, 20):
+        bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
+        if token <= 4:
+            bench.tell(admitted(token))
+    (load,) = bench.told().load.replicas
+    assert not load.closed
+    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
+    bench.take(credits=[pb.Credit(attempt=19, limit=64)])  # of which the ledger does not change
+    (load,) = bench.told().load.replicas
+    assert [one.tenant for one in load.closed] == ["greedy"]

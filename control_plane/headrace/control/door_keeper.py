@@ -5,11 +5,12 @@ now. Those that would be refused are told, with what would refuse them, so that 
 own limits.
 
 Sans-io; instants are monotonic seconds. It costs about as much as that many dispatches, and is done when what waits or
-runs has changed.
+runs has changed, at most each `LOOK_EVERY_S`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from headrace.control.worker_queue import WorkerQueue
 
 ASKS_MAX = 32
 """Tenants, each with a priority, that are asked for again: those that have asked last."""
+LOOK_EVERY_S = 0.05
+"""A look at all of them takes a millisecond or two; a worker that ends hundreds of requests a second gets no more."""
 ASK_S = 60.0
 """For so long after they asked."""
 
@@ -33,6 +36,9 @@ class DoorKeeper:
         self._queue = queue
         self._asks: OrderedDict[tuple[str, Priority], Attempt] = OrderedDict()
         self._seen: tuple[object, ...] = ()
+        self._looked_at = -math.inf
+        self.is_behind = False
+        """Whether something has changed since it was looked at last, less than LOOK_EVERY_S before."""
         self._closed: tuple[Closed, ...] = ()
 
     def asked(self, attempt: Attempt) -> bool:
@@ -52,8 +58,9 @@ class DoorKeeper:
         queue, book = self._queue, self._queue.book
         waiting = queue.waiting
         seen = (book.active, book.staged, book.preempted, queue.limit, len(waiting), waiting.tokens, waiting.latest)
-        if seen != self._seen:
-            self._seen, self._closed = seen, tuple(self._look(now))
+        self.is_behind = seen != self._seen and now - self._looked_at < LOOK_EVERY_S
+        if seen != self._seen and not self.is_behind:
+            self._seen, self._looked_at, self._closed = seen, now, tuple(self._look(now))
         return self._closed
 
     def _look(self, now: float) -> Iterator[Closed]:

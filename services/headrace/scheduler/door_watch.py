@@ -18,7 +18,6 @@ class DoorWatch:
         """Whether some worker refuses others than when this was last asked; quick where the ledger is as it was."""
         if ledger.version == self._version:
             return False
-        self._version = ledger.version
         found = {
             replica: (
                 int(queue.admits_from),
@@ -27,6 +26,8 @@ class DoorWatch:
             )
             for replica, queue in ledger.queues.items()
         }
+        if not any(keeper.is_behind for keeper in ledger.keepers.values()):
+            self._version = ledger.version
         is_other = found != self._seen
         self._seen = found
         return is_other
