@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.doors import REPORT_AGE_MAX_S, ROOM_KEPT, Asking, Closed, Doors
+from headrace.control.doors import CRITICAL_AGE_MAX_S, REPORT_AGE_MAX_S, ROOM_KEPT, Asking, Closed, Doors
 from headrace.control.priority import Priority
 
 STANDARD, BATCH, CRITICAL, SHEDDABLE = Priority.STANDARD, Priority.BATCH, Priority.CRITICAL, Priority.SHEDDABLE
 GREEDY = (Closed("greedy", STANDARD),)
 LATE = (Closed("a", STANDARD, tokens=100, wait_s=3.0),)
+LATE_CRITICAL = (Closed("a", CRITICAL, tokens=100, wait_s=3.0),)
 DUE = (Closed("a", STANDARD, tokens=100, wait_s=0.0, done_s=5.0),)
 
 
@@ -42,13 +43,15 @@ def asking(priority: Priority = STANDARD, tenant: str = "a", **fields: Any) -> A
         ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=3.1), ""),
         ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=60, queue_s=2.9), ""),
         ({"admits_from": 0, "closed": LATE}, 0, asking(CRITICAL, tokens=100, queue_s=2.9), ""),
+        ({"admits_from": 0, "closed": LATE_CRITICAL}, 0, asking(CRITICAL, tokens=100, queue_s=2.9), "wait"),
         ({"admits_from": 0, "closed": DUE}, 0, asking(tokens=100, deadline_at=15.0), "wait"),
         ({"admits_from": 0, "closed": DUE}, 0, asking(tokens=100, deadline_at=15.1), ""),
     ],
     ids=[
-        "admits all", "below", "at the lower bound", "all", "but critical always tries", "room left", "none left",
-        "for critical there may be", "full: who may take a place is told", "its share is used", "not another's",
+        "admits all", "below", "at the lower bound", "all", "but critical", "room left", "none left",
+        "for critical there is", "full: who may take a place is told", "its share is used", "not another's",
         "nor at another priority", "its wait is too long", "it may wait longer", "it is smaller", "critical may pass",
+        "its wait is too long, critical or not",
         "it would be too late", "its deadline is later",
     ],
 )  # fmt: skip
@@ -60,7 +63,10 @@ def test_whom_a_replica_refuses(said: dict[str, object], sent: int, asks: Asking
     assert doors.refuses("r", asks, 10.0) == why
     assert not doors.refuses("other", asks, 10.0)
     late = replace(asks, deadline_at=math.inf)
-    assert not doors.refuses("r", late, 10.01 + REPORT_AGE_MAX_S), "an old report refuses nobody"
+    age_max_s = CRITICAL_AGE_MAX_S if asks.priority == CRITICAL else REPORT_AGE_MAX_S
+    if math.isinf(asks.deadline_at):
+        assert doors.refuses("r", asks, 9.99 + age_max_s) == why
+    assert not doors.refuses("r", late, 10.01 + age_max_s), "an old report refuses nobody"
     doors.forget("r")
     assert not doors.refuses("r", asks, 10.0)
     assert not len(doors)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control import door_keeper
-from headrace.control.door_keeper import ASK_S, ASKS_MAX
+from headrace.control.door_keeper import ASK_S, ASKS_MAX, LOOKS_MAX
 from headrace.control.doors import Asking, Closed
 from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
@@ -22,7 +22,7 @@ STANDARD, BATCH = Priority.STANDARD, Priority.BATCH
 @pytest.fixture(autouse=True)
 def looks(monkeypatch):
     """Tests are about what is found, but for the one about how often."""
-    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(door_keeper, "LOOKS_MAX", math.inf)
 
 
 def told(bench, at=None):
@@ -117,19 +117,48 @@ def test_nothing_is_kept_of_what_was_asked():
     assert bench.ledger.attempts[9].payload == "what it says"
 
 
-def test_it_is_looked_at_no_more_than_so_often_and_knows_that_it_is_behind(monkeypatch):
-    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.05)
-    bench = Bench(slots=1, stage_ahead=0, requests_max=2)
-    keeper = bench.ledger.keepers["replicas/a"]
-    bench.dispatch(1, tenant="greedy")
+def test_it_is_looked_at_at_once_and_no_more_than_so_often_and_says_when_it_is_due(monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOKS_MAX", LOOKS_MAX)
+    bench = Bench(slots=1, stage_ahead=0, requests_max=50)
+    keeper, looks = bench.ledger.keepers["replicas/a"], []
+    monkeypatch.setattr(keeper, "_again", lambda attempt, now: looks.append(now))
+    bench.dispatch(1)
     bench.begin(1)
-    assert keeper.closed(bench.now) == ()
-    bench.dispatch(2, tenant="greedy")
-    bench.dispatch(3, tenant="modest")
-    assert keeper.closed(bench.now + 0.04) == ()
-    assert keeper.is_behind
-    assert {one.tenant for one in keeper.closed(bench.now + 0.05)} == {"greedy", "modest"}
-    assert not keeper.is_behind
+    for token in range(2, 2 + int(LOOKS_MAX)):
+        bench.dispatch(token)
+        keeper.closed(bench.now)
+    assert len(looks) == LOOKS_MAX
+    assert bench.ledger.next_due() > 1.0, "nothing has changed"
+    bench.dispatch(90)
+    keeper.closed(bench.now)
+    keeper.closed(bench.now + 0.04)
+    assert len(looks) == LOOKS_MAX
+    assert bench.ledger.next_due() == keeper.next_due == pytest.approx(bench.now + 0.05)
+    keeper.closed(keeper.next_due)
+    assert len(looks) == LOOKS_MAX + 1
+    assert keeper.next_due == math.inf
+    bench.now += 1000.0
+    for token in range(100, 120):
+        bench.dispatch(token)
+        keeper.closed(bench.now)
+    assert len(looks) == 2 * LOOKS_MAX + 1, "what was not used for long is not had at once"
+
+
+def test_what_was_asked_before_prompts_were_measured_is_asked_again_by_their_measure():
+    bench = Bench(slots=1, stage_ahead=0)
+    bench.book.kv_cells = 10**9
+    bench.dispatch(1, tenant="t", prompt_estimate=10)
+    bench.dispatch(2, tenant="other", prompt_estimate=10, is_prompt_exact=True)
+    keeper = bench.ledger.keepers["replicas/a"]
+    before = keeper._asks["t", STANDARD]
+    assert before.prompt_tokens == 10
+    for _ in range(20):
+        bench.ledger.times.counted(before.load_class, 10, 40, bench.now)
+    after = bench.queue.estimated(before)
+    assert after.prompt_tokens == 40
+    assert after.kv_cells == before.kv_cells + 30
+    exact = keeper._asks["other", STANDARD]
+    assert bench.queue.estimated(exact) is exact
 
 
 def test_it_is_looked_at_again_only_when_something_has_changed(monkeypatch):

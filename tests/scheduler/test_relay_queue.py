@@ -1,6 +1,7 @@
 """The relay and its queue: what waits here, when it goes out, how it ends without the engine, and what reports say."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -116,7 +117,7 @@ async def test_what_waits_for_a_router_is_told_beside_its_bound_and_too_much_is_
 
 
 async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse_somebody(bench, monkeypatch):
-    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(door_keeper, "LOOKS_A_SECOND", 1e9)
     for token in range(1, 20):  # four run, fifteen wait: there is one place
         bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
         if token <= 4:
@@ -137,15 +138,17 @@ async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse
     assert (load.room, load.admits_from) == (1, 0)
 
 
-async def test_what_was_not_looked_at_in_time_is_told_by_the_next_event(bench, monkeypatch):
-    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 3600.0)
+async def test_what_was_not_looked_at_at_once_is_told_as_soon_as_it_may_be(bench, monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOKS_A_SECOND", 1 / 3600)
     for token in range(1, 20):
         bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
         if token <= 4:
             bench.tell(admitted(token))
+    (keeper,) = bench.relay.ledger.keepers.values()
+    assert bench.relay._timer_at == keeper.next_due < math.inf
     (load,) = bench.told().load.replicas
     assert not load.closed
-    monkeypatch.setattr(door_keeper, "LOOK_EVERY_S", 0.0)
-    bench.take(credits=[pb.Credit(attempt=19, limit=64)])  # of which the ledger does not change
+    monkeypatch.setattr(door_keeper, "LOOKS_A_SECOND", 1e9)
+    bench.relay._on_timer()
     (load,) = bench.told().load.replicas
     assert [one.tenant for one in load.closed] == ["greedy"]

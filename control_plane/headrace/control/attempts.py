@@ -133,7 +133,8 @@ class AttemptLedger(AttemptBooks):
 
     def next_due(self) -> float:
         """When to call `advance` though nothing has happened; infinite: never."""
-        return min((queue.next_due() for queue in self.queues.values()), default=math.inf)
+        queues, keepers = self.queues.values(), self.keepers.values()
+        return min((*(q.next_due() for q in queues), *(k.next_due for k in keepers)), default=math.inf)
 
     def take_ready(self) -> list[Attempt]:
         """Attempts to give to their engines, in this order; each is returned once."""

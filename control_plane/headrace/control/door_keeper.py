@@ -4,8 +4,8 @@ It is asked again for each tenant and priority that has asked of late, as if the
 now. Those that would be refused are told, with what would refuse them, so that a Router can judge by another request's
 own limits.
 
-Sans-io; instants are monotonic seconds. It costs about as much as that many dispatches, and is done when what waits or
-runs has changed, at most each `LOOK_EVERY_S`.
+Sans-io; instants are monotonic seconds. It costs about as much as that many dispatches, and is done as soon as what
+waits or runs has changed, at most `LOOKS_A_SECOND` on the average.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from headrace.control.worker_queue import WorkerQueue
 
 ASKS_MAX = 32
 """Tenants, each with a priority, that are asked for again: those that have asked last."""
-LOOK_EVERY_S = 0.05
+LOOKS_A_SECOND = 20.0
 """A look at all of them takes a millisecond or two; a worker that ends hundreds of requests a second gets no more."""
+LOOKS_MAX = 5.0
+"""How many that were not used may be had at once: one that comes, begins or ends is mostly followed by another."""
 ASK_S = 60.0
 """For so long after they asked."""
+
+
+_EPSILON = 1e-6
 
 
 class DoorKeeper:
@@ -36,9 +41,10 @@ class DoorKeeper:
         self._queue = queue
         self._asks: OrderedDict[tuple[str, Priority], Attempt] = OrderedDict()
         self._seen: tuple[object, ...] = ()
-        self._looked_at = -math.inf
-        self.is_behind = False
-        """Whether something has changed since it was looked at last, less than LOOK_EVERY_S before."""
+        self._looks = LOOKS_MAX
+        self._looks_at = -math.inf
+        self.next_due = math.inf
+        """When to look at what has changed since it was looked at last; infinite: nothing has."""
         self._closed: tuple[Closed, ...] = ()
 
     def asked(self, attempt: Attempt) -> bool:
@@ -58,10 +64,21 @@ class DoorKeeper:
         queue, book = self._queue, self._queue.book
         waiting = queue.waiting
         seen = (book.active, book.staged, book.preempted, queue.limit, len(waiting), waiting.tokens, waiting.latest)
-        self.is_behind = seen != self._seen and now - self._looked_at < LOOK_EVERY_S
-        if seen != self._seen and not self.is_behind:
-            self._seen, self._looked_at, self._closed = seen, now, tuple(self._look(now))
+        if seen == self._seen:
+            self.next_due = math.inf
+        elif self._may_look(now):
+            self._seen, self._closed, self.next_due = seen, tuple(self._look(now)), math.inf
         return self._closed
+
+    def _may_look(self, now: float) -> bool:
+        """Take one look out of those that are left, or say when there will be one."""
+        self._looks = min(LOOKS_MAX, self._looks + max(0.0, now - self._looks_at) * LOOKS_A_SECOND)
+        self._looks_at = now
+        if self._looks < 1.0 - _EPSILON:
+            self.next_due = now + (1.0 - self._looks) / LOOKS_A_SECOND
+            return False
+        self._looks -= 1.0
+        return True
 
     def _look(self, now: float) -> Iterator[Closed]:
         if not len(self._queue.waiting):
@@ -69,12 +86,13 @@ class DoorKeeper:
         for (tenant, priority), attempt in tuple(self._asks.items()):
             if now - attempt.received_at > ASK_S:
                 del self._asks[tenant, priority]
-            elif priority < Priority.CRITICAL and (found := self._again(attempt, now)) is not None:
+            elif (found := self._again(attempt, now)) is not None:
                 yield found
 
     def _again(self, attempt: Attempt, now: float) -> Closed | None:
         """What would become of it if it came once more."""
         queue, budget = self._queue, attempt.budget
+        attempt = queue.estimated(attempt)
         tokens = (attempt.prompt_guess or attempt.prompt_tokens) + attempt.max_tokens
         if not queue.leaves_share(attempt.priority, attempt.tenant, attempt.weight, attempt.kv_cells, now):
             return Closed(attempt.tenant, int(attempt.priority))

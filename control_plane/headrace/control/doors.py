@@ -5,8 +5,9 @@ tenants, of those that have asked of late, it is closed: they have their share o
 comes at once when one of these changes, so it is a few milliseconds old, and what this Router has sent meanwhile is
 counted against the room. A refusal that is known here costs the caller no way to a Scheduler and back.
 
-What is known is never trusted for long: a report older than `REPORT_AGE_MAX_S` refuses nobody, and CRITICAL always gets
-its try. Two Routers may still send to the last place at once; the Scheduler decides, and one of them is refused there.
+What is known is never trusted for long: a report older than `REPORT_AGE_MAX_S` refuses nobody, and one older than
+`CRITICAL_AGE_MAX_S` nobody who is CRITICAL. Two Routers may still send to the last place at once; the Scheduler
+decides, and one of them is refused there.
 
 Sans-io; instants are monotonic seconds; O(1) a question. Only replicas that have little room are kept.
 """
@@ -22,6 +23,8 @@ from headrace.control.priority import Priority
 
 REPORT_AGE_MAX_S = 2.5
 """An older report refuses nobody. Schedulers report each second, and whenever something changed."""
+CRITICAL_AGE_MAX_S = 0.5
+"""The same for CRITICAL requests: they get their try where it is not quite sure that they would be refused."""
 ROOM_KEPT = 8
 """A replica with more room than this, that refuses nobody, is not kept: its next report comes before it is full."""
 LIKE = 1.25, 16
@@ -80,15 +83,17 @@ class Door:
 
     def refuses(self, asking: Asking, now: float) -> str:
         """Why it would refuse a request: "replicas", "share" or "wait"; "" if it would not."""
-        if asking.priority >= Priority.CRITICAL or now - self.at > REPORT_AGE_MAX_S:
+        is_critical = asking.priority >= Priority.CRITICAL
+        if now - self.at > (CRITICAL_AGE_MAX_S if is_critical else REPORT_AGE_MAX_S):
             return ""
         if asking.priority < self.admits_from:
             return "replicas"
         closed = self.closed.get((asking.tenant, asking.priority)) if self.closed else None
         if closed is not None and closed.refuses(asking, now):
             return "share" if closed.is_for_share else "wait"
-        # Full, it says itself who may still come, in `admits_from`. This is for the moment until it does.
-        return "replicas" if 0 < self.room <= self.sent else ""
+        # Full, it says itself who may still come, in `admits_from`. This is for the moment until it does; who is
+        # CRITICAL takes the place of another one.
+        return "replicas" if 0 < self.room <= self.sent and not is_critical else ""
 
 
 class Doors:

@@ -6,8 +6,8 @@ no smaller, with no earlier deadline. The same holds where it is the deadline th
 later one than what is foreseen. Where every replica has said so, the Router refuses at once, and a caller that
 sends again and again costs neither a Scheduler's time nor a way there and back.
 
-CRITICAL is left out: it always gets its try. Sans-io; instants are monotonic seconds; O(replicas) where all have
-refused, else O(1).
+CRITICAL is left out: such a one is refused in a Router only by what a replica itself has told of it. Sans-io; instants
+are monotonic seconds; O(replicas) where all have refused, else O(1).
 """
 
 from __future__ import annotations

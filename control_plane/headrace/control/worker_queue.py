@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace.control.attempt_book import WAITING_MIN, WAITING_PER_SLOT, Attempt, Dispatched, WorkerBook
@@ -198,6 +198,14 @@ class WorkerQueue:
         """What is said to one that has to go."""
         said = {"queueDepth": str(self.depth), "limit": str(self.requests_max), "stage": "shed"}
         return self._overloaded("Work of higher priority took its place in the queue.", said, attempt.priority, now)
+
+    def estimated(self, attempt: Attempt) -> Attempt:
+        """The same with what its prompt would be estimated at now, where it is not known exactly."""
+        if not attempt.prompt_guess:
+            return attempt
+        prompt_tokens = self._times.prompt_tokens(attempt.load_class, attempt.prompt_guess)
+        cells = estimate_cells(prompt_tokens, attempt.max_tokens, self.book)
+        return replace(attempt, prompt_tokens=prompt_tokens, kv_cells=cells)
 
     def put(self, attempt: Attempt, expected: Expected, now: float) -> None:
         """One more waits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from headrace.control.attempts import AttemptLedger
 
 _Door = tuple[int, bool, frozenset[tuple[str, int]]]
@@ -26,7 +28,7 @@ class DoorWatch:
             )
             for replica, queue in ledger.queues.items()
         }
-        if not any(keeper.is_behind for keeper in ledger.keepers.values()):
+        if all(keeper.next_due == math.inf for keeper in ledger.keepers.values()):
             self._version = ledger.version
         is_other = found != self._seen
         self._seen = found
