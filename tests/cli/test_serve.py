@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,19 @@ def test_a_wrong_value_is_named_with_its_source(service: str, tmp_path: Path) ->
         assert result.returncode == 2
         assert result.stderr.startswith(f"headrace {service} setting 'drain_grace_s' ({source}")
         assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("service", ["router", "scheduler"])
+def test_a_service_that_is_to_go_first_where_it_may_not_says_what_it_takes(service: str) -> None:
+    on_one_core = (
+        "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", on_one_core, *COMMAND, service, "--realtime", "true"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"headrace {service} setting 'realtime': 1 core would be left")
 
 
 def test_a_setting_that_does_not_exist_is_refused_wherever_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.control.resources import Engine, Execution, FailureDomain, Replica, ReplicaState, Revision
 from headrace.control.snapshot import RoutingSnapshot
-from headrace.runtime.garbage import GROWTH, SIZE_MIN, LongLived
+from headrace.runtime.garbage import GROWTH, SIZE_MIN, LongLived, keep_start
 
 
 def snapshot(replicas: int) -> RoutingSnapshot:
@@ -62,3 +62,10 @@ def test_what_is_frozen_is_looked_at_no_more_and_garbage_is_not_kept_with_it() -
     assert dead() is None
     assert gc.get_freeze_count() > before
     assert all(one is not alive for one in gc.get_objects())
+
+
+def test_what_a_service_starts_with_is_looked_at_no_more() -> None:
+    made = [[n] for n in range(1000)]
+    keep_start()
+    assert all(one is not made for one in gc.get_objects())
+    assert gc.get_freeze_count() >= len(made)

@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+from headrace.runtime import priority
+from headrace.runtime.garbage import keep_start
 from headrace.runtime.loop import ServiceLoop
 from headrace.runtime.settings import Settings, SettingsError, describe_settings, env_name, load_settings
 from headrace.runtime.tasks import stop_on_signals
@@ -89,7 +91,11 @@ class _Service(click.Command):
             run: Run = importlib.import_module(f"headrace.{self.service}.main").run
             configure_logging(self.service, level=str(getattr(settings, "log_level", "info")))
             die_with_parent()
+            if getattr(settings, "realtime", False):
+                priority.take(self.service)
+            keep_start()
             with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+                runner.get_loop().set_default_executor(priority.helpers())
                 runner.run(_until_stopped(run, settings))
         except SettingsError as error:
             text = str(error)

@@ -22,6 +22,11 @@ class RouterSettings(EtcdSettings):
     )
     metrics_listen: str = Field("127.0.0.1:0", description="host:port for Prometheus metrics; port 0 takes any.")
     log_level: str = Field("info", description="debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
+    realtime: bool = Field(
+        False,
+        description="Run before all else on the machine (SCHED_RR, which takes CAP_SYS_NICE and two cores): for where"
+        " engines or callers share its cores.",
+    )
     requests_max: int = Field(1024, description="Requests that may run at a time; more are refused.", ge=1)
     request_bytes_max: int = Field(
         2 * 1024 * 1024, description="Largest request in bytes; checked before it is parsed.", ge=1024, le=64 * 2**20

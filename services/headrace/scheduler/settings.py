@@ -43,6 +43,11 @@ class SchedulerSettings(EtcdSettings):
     )
     metrics_listen: str = Field("127.0.0.1:0", description="host:port for Prometheus metrics; port 0 takes any.")
     log_level: str = Field("info", description="debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
+    realtime: bool = Field(
+        False,
+        description="Run before all else on the machine (SCHED_RR, which takes CAP_SYS_NICE and two cores): for where"
+        " engines or callers share its cores.",
+    )
     engines: Annotated[
         tuple[Literal["llamacpp", "synthetic", "tensorrt_llm", "vllm", "sglang"], ...], pydantic.BeforeValidator(_split)
     ] = Field(
