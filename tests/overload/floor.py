@@ -1,11 +1,13 @@
 """A server that refuses each request and does nothing else: what that takes is the least that any could take here.
 
-It is gRPC's asyncio server, as the Routers are, with their options. Its address goes to stdout; it ends with its input.
+It is gRPC's asyncio server on the services' event loop, as the Routers are. Its address goes to stdout; it ends with
+its input. With an argument it goes before ordinary threads, where that is allowed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import grpc
 
 from headrace.api.inference.v1 import inference_service_pb2_grpc as pb_grpc
+from headrace.runtime.loop import ServiceLoop
+from overload.realtime import go_first
 
 FLOOR = "floor"
 
@@ -39,4 +43,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    if sys.argv[1:]:
+        go_first()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=ServiceLoop) as runner:
+        runner.run(main())

@@ -1,7 +1,6 @@
-"""Puts this process and all below it before everything else on the machine, where that is allowed.
+"""Who goes before ordinary threads here: Routers and Schedulers by their setting, and who measures them.
 
-On a machine that is busy with other things a time to refuse is mostly a wait for a core. This is no way to run a
-service; it is a way to see what the service itself takes.
+Callers, engines and etcd share the cores with them, so a time to refuse would mostly be a wait for a core.
 """
 
 from __future__ import annotations
@@ -9,36 +8,36 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
+from headrace.runtime import priority
+from headrace.runtime.settings import SettingsError
 
-EVERY_S = 0.5
-
-
-def begin() -> bool:
-    """Do so for all that run or will start; returns whether it is allowed."""
-    try:
-        _take({0}, set())
-    except PermissionError:
-        return False
-    threading.Thread(target=_keep_on, daemon=True).start()
-    return True
+ENVIRON = {"HEADRACE_ROUTER_REALTIME": "true", "HEADRACE_SCHEDULER_REALTIME": "true"}
 
 
-def _keep_on() -> None:
-    done: set[int] = set()
-    while True:
-        with contextlib.suppress(OSError, psutil.Error):
-            processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-            for process in processes:
-                with contextlib.suppress(OSError):
-                    _take({int(path.name) for path in Path(f"/proc/{process.pid}/task").iterdir()}, done)
-        time.sleep(EVERY_S)
+def go_first() -> bool:
+    """Go before ordinary threads with all that this one will start; returns whether that is allowed."""
+    with contextlib.suppress(SettingsError):
+        priority.take("overload")
+        return True
+    return False
 
 
-def _take(threads: set[int], done: set[int]) -> None:
-    for thread in threads - done:
-        os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
-        done.add(thread)
+def is_allowed() -> bool:
+    """Whether that is allowed; asked in a thread that ends with it."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(go_first()))
+    thread.start()
+    thread.join()
+    return found == [True]
+
+
+def put(processes: Iterable[int], *, first: bool) -> None:
+    """Let processes that run go first, or be ordinary ones, with all threads that they have."""
+    policy, level = (os.SCHED_RR, priority.LOWEST) if first else (os.SCHED_OTHER, 0)
+    for process in processes:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(level))

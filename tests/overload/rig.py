@@ -29,6 +29,7 @@ from headrace.cli.parts import adopt_orphans
 from headrace.cli.registration import Execution
 from headrace.control.resources import ReplicaState
 from headrace.rpc.channels import CLIENT_OPTIONS
+from overload import realtime
 from support.etcd import eventually
 from support.stack import RunningStack
 
@@ -54,8 +55,10 @@ _ENVIRON = {
 class OverloadRig(Rig):
     """See the module."""
 
-    def __init__(self, directory: Path, etcd: Members, network: contextlib.AsyncExitStack) -> None:
+    def __init__(self, directory: Path, etcd: Members, network: contextlib.AsyncExitStack, *, first: bool) -> None:
         super().__init__(directory, etcd, network)
+        self.first = first
+        """Whether Routers, Schedulers and who measures them go before ordinary threads."""
         self.revisions: dict[str, str] = {}
         """By model."""
         self.execution = Execution(
@@ -111,6 +114,12 @@ class OverloadRig(Rig):
                 found[f"{service.name} {model}"] = await asyncio.to_thread(engine_stats, _as_stack(service), model)
         return found
 
+    def put(self, *, first: bool) -> None:
+        """Let Routers and Schedulers that run go before ordinary threads, or not."""
+        running = [service.pid for kind in ("router", "scheduler") for service in self.of(kind) if service.is_up]
+        realtime.put(running, first=first)
+        self.first = first
+
     def cpu_s(self) -> dict[str, float]:
         """Processor time that each service has used, and all engines together."""
         found = {
@@ -164,15 +173,17 @@ def _as_stack(service: Service) -> RunningStack:
 
 
 @contextlib.asynccontextmanager
-async def overload_rig(directory: Path, note: Callable[[str], None]) -> AsyncIterator[OverloadRig]:
-    """Start everything, and end it."""
+async def overload_rig(
+    directory: Path, note: Callable[[str], None], *, first: bool = False
+) -> AsyncIterator[OverloadRig]:
+    """Start everything, and end it; `first`: see OverloadRig."""
     known = {child.pid for child in psutil.Process().children()}
     async with contextlib.AsyncExitStack() as stack:
         adopt_orphans()
         note("starting etcd")
         etcd = await stack.enter_async_context(members(directory, 1))
         network = await stack.enter_async_context(contextlib.AsyncExitStack())
-        made = OverloadRig(directory, etcd, network)
+        made = OverloadRig(directory, etcd, network, first=first)
         stack.push_async_callback(made.store.aclose)
         stack.push_async_callback(made.twin_store.aclose)
         stack.push_async_callback(end_services, made, known)
@@ -180,8 +191,9 @@ async def overload_rig(directory: Path, note: Callable[[str], None]) -> AsyncIte
         await made.add("registry", "g1")
         await made.serving(made.services["g1"])
         await made.register()
+        environ = {**_ENVIRON, **(realtime.ENVIRON if first else {})}
         for kind, name in (("scheduler", "s1"), ("scheduler", "s2"), ("router", "r1"), ("router", "r2")):
-            await made.add(kind, name, _ENVIRON)
+            await made.add(kind, name, environ)
         for service in (*made.of("scheduler"), *made.of("router")):
             await made.serving(service)
         note("waiting for workers")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import urllib.parse
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from headrace.api.inference.v1 import inference_service_pb2 as pb
+from headrace.control.errors import Failure, Reason
+from headrace.rpc import status
 from overload import levels, truth
 from overload.floor import FLOOR
 from overload.generator import Call, Generator, Job, Request
+from overload.prober import Trailers
 from overload.rig import SLO_S
 from overload.truth import Held
 
@@ -61,6 +66,26 @@ def test_a_wait_that_ended_in_vain_is_no_refusal_at_once() -> None:
     assert (found["probed_refuse_ms"]["count"], found["probed_refuse_ms"]["max"]) == (1, 1.0)
     assert (found["floor_ms"]["count"], found["floor_ms"]["max"]) == (1, 7.0)
     assert (found["accepted"], sum(found["refused"].values())) == (1, 4)
+
+
+def test_what_a_refusal_says_is_read_from_its_trailers() -> None:
+    failure = Failure(Reason.OVERLOADED, "At 100 %: too much.", metadata={"bound": "wait"}, retry_after_s=1.0)
+    code, message, trailers = status.encode(failure)
+    headers = {"grpc-status": str(code.value[0]), "grpc-message": urllib.parse.quote(message)}
+    for name, value in trailers:
+        headers[name] = base64.b64encode(value).decode().rstrip("=") if isinstance(value, bytes) else value
+    assert Trailers(headers).said == "OVERLOADED wait"
+    assert Trailers({"grpc-status": "14"}).said == "UNAVAILABLE"
+    assert Trailers({"grpc-status": "8", "grpc-message": FLOOR}).said == FLOOR
+
+
+async def test_the_caller_apart_hears_of_each_refusal_once() -> None:
+    async with levels.floor(first=False) as address:
+        job = {"routers": [address, address], "floor": address, "model": "m", "tokens": 1, "tenant_key": "x-tenant"}
+        seen = await levels.spawn("prober.py", {**job, "seed": 1, "rate": 200.0, "seconds": 0.5, "realtime": False})
+    assert len(seen) > 30
+    assert {said for _, said in seen} == {FLOOR}
+    assert all(took_ms > 0 for took_ms, _ in seen)
 
 
 def event(sequence: int, kind: str) -> pb.GenerateEvent:
