@@ -251,14 +251,19 @@ async def test_a_newer_root_supersedes_one_that_waits_for_its_shards(
     assert follower.refusal == ""
 
 
-def test_shards_that_the_store_no_longer_has_are_forgotten(store: FakeStore, follower: SnapshotFollower) -> None:
+def test_of_shards_that_the_snapshot_does_not_have_only_the_bytes_are_kept(
+    store: FakeStore, follower: SnapshotFollower
+) -> None:
     store.list(snapshot(1, "m"))
     store.publish(snapshot(2, "n"))
-    gone = {key: None for key in stored_keys(snapshot(1, "m")) if key != ROOT_KEY}
-    assert len(follower._shards) == 2, "a later root may name it again"
-    store.deliver(gone)
-    store.publish(snapshot(3, "o"))
-    assert {shard.name for shard in follower._shards.values()} == {"models/n", "models/o"}
+    assert {shard.name for shard in follower._shards.values()} == {"models/n"}
+    store.put_root(stored_keys(snapshot(3, "m"))[ROOT_KEY])
+    assert follower.current == snapshot(3, "m")
+    assert store.reads == []
+    gone = {key for key in stored_keys(snapshot(2, "n")) if key != ROOT_KEY}
+    assert gone < follower._stored.keys()
+    store.deliver(dict.fromkeys(gone))
+    assert gone.isdisjoint(follower._stored), "nor are they where the store has them no more"
 
 
 def test_a_store_without_a_snapshot_leaves_the_last_one_in_use(store: FakeStore, follower: SnapshotFollower) -> None:

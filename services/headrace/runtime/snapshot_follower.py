@@ -5,8 +5,9 @@
                        │          │ no: read them        │          │
                        └──────────┴──────────────────────┴──────────┴──> refusal, kept until the next good one
 
-Shards are written before the root that names them, so they are here already; each is decoded once, when a root first
-needs it, and shared by all snapshots that have it. What is kept of them is what the store holds.
+Shards are written before the root that names them, so they are here already. Each is decoded when a root needs it that
+the last one did not, and shared by all snapshots in a row that have it; of others the bytes are kept while the store
+has them. So there are the objects of one snapshot, however often it changes: Python's collector looks through them all.
 
 Readers take `current` once and use that value throughout: it never changes under them. Without news from the store
 they go on with it, for as long as `freshness` and their own policy allow.
@@ -81,10 +82,10 @@ class SnapshotFollower:
         self._clock = clock
         self._watch = store.watch(ROOT_PREFIX, self._on_reset, self._on_changes)
         self._incarnation = ""
-        self._stored: dict[str, bytes | None] = {}
-        """Shards in the store, by key; None for those that are decoded."""
+        self._stored: dict[str, bytes] = {}
+        """Shards in the store, by key."""
         self._shards: dict[bytes, Shard] = {}
-        """Decoded shards, by digest."""
+        """Those of the current snapshot, decoded, by digest."""
         self._awaited: Root | None = None
         """A root whose shards are being read."""
         self._wake = asyncio.Event()
@@ -162,10 +163,7 @@ class SnapshotFollower:
     def _on_reset(self, listing: Listing) -> None:
         self._incarnation = listing.incarnation
         self._awaited = None
-        decoded = {shard_key(digest) for digest in self._shards}
-        self._stored = {
-            kv.key: None if kv.key in decoded else kv.value for kv in listing.items if kv.key.startswith(SHARD_PREFIX)
-        }
+        self._stored = {kv.key: kv.value for kv in listing.items if kv.key.startswith(SHARD_PREFIX)}
         root = next((kv for kv in listing.items if kv.key == ROOT_KEY), None)
         if root is not None:
             self._take(root.value)
@@ -218,7 +216,7 @@ class SnapshotFollower:
         self._swap(root)
 
     def _is_missing(self, ref: ShardRef) -> bool:
-        return ref.digest not in self._shards and self._stored.get(shard_key(ref.digest)) is None
+        return ref.digest not in self._shards and shard_key(ref.digest) not in self._stored
 
     def _swap(self, root: Root) -> None:
         """Assemble and use it, or refuse it; all its shards are here."""
@@ -228,7 +226,7 @@ class SnapshotFollower:
         except ValueError as error:
             self._refuse(str(error))
             return
-        self._keep(shards)
+        self._shards = shards
         self.current = snapshot
         self.refusal = ""
         self.applied += 1
@@ -244,19 +242,7 @@ class SnapshotFollower:
         self._notify()
 
     def _decode(self, ref: ShardRef) -> Shard:
-        data = self._stored.get(shard_key(ref.digest))
-        assert data is not None
-        return self._codec.parse_shard(ref, data)
-
-    def _keep(self, shards: dict[bytes, Shard]) -> None:
-        """Decoded shards stay while a later root may name them again: while the store has them."""
-        for digest, shard in self._shards.items():
-            if shard_key(digest) in self._stored:
-                shards.setdefault(digest, shard)
-        for digest in shards:
-            if shard_key(digest) in self._stored:
-                self._stored[shard_key(digest)] = None
-        self._shards = shards
+        return self._codec.parse_shard(ref, self._stored[shard_key(ref.digest)])
 
     async def _fetch_for_ever(self) -> None:
         """Read shards that a root names and the watch did not bring."""
