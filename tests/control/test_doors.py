@@ -40,6 +40,7 @@ def asking(priority: Priority = STANDARD, tenant: str = "a", **fields: Any) -> A
         ({"admits_from": 0, "closed": GREEDY}, 0, asking(tenant="modest"), ""),
         ({"admits_from": 0, "closed": GREEDY}, 0, asking(BATCH, "greedy"), ""),
         ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=2.9), "wait"),
+        ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=3.004), "wait"),
         ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=100, queue_s=3.1), ""),
         ({"admits_from": 0, "closed": LATE}, 0, asking(tokens=60, queue_s=2.9), ""),
         ({"admits_from": 0, "closed": LATE}, 0, asking(CRITICAL, tokens=100, queue_s=2.9), ""),
@@ -50,7 +51,8 @@ def asking(priority: Priority = STANDARD, tenant: str = "a", **fields: Any) -> A
     ids=[
         "admits all", "below", "at the lower bound", "all", "but critical", "room left", "none left",
         "for critical there is", "full: who may take a place is told", "its share is used", "not another's",
-        "nor at another priority", "its wait is too long", "it may wait longer", "it is smaller", "critical may pass",
+        "nor at another priority", "its wait is too long", "less the way there",
+        "it may wait longer", "it is smaller", "critical may pass",
         "its wait is too long, critical or not",
         "it would be too late", "its deadline is later",
     ],

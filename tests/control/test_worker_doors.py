@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control import door_keeper
-from headrace.control.door_keeper import ASK_S, ASKS_MAX, LOOKS_MAX
+from headrace.control.door_keeper import ASK_S, ASKS_MAX, LOOKS_A_SECOND, LOOKS_MAX
 from headrace.control.doors import Asking, Closed
 from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
-from support.attempts import wanted
+from support.attempts import book, wanted
 from support.queues import SERVED, Bench
 
 STANDARD, BATCH = Priority.STANDARD, Priority.BATCH
@@ -66,6 +66,7 @@ def test_a_tenant_is_told_once_it_may_not_add_and_others_ask():
     assert {key: one.wait_s for key, one in told(bench).items()} == {("greedy", STANDARD): math.inf}
     assert bench.refused(8, tenant="greedy").metadata["stage"] == "share"
     bench.begin(2)
+    bench.finish(2)
     assert not told(bench, bench.now + MEMORY_S + 1), "nobody has asked for long"
 
 
@@ -119,7 +120,7 @@ def test_nothing_is_kept_of_what_was_asked():
 
 def test_it_is_looked_at_at_once_and_no_more_than_so_often_and_says_when_it_is_due(monkeypatch):
     monkeypatch.setattr(door_keeper, "LOOKS_MAX", LOOKS_MAX)
-    bench = Bench(slots=1, stage_ahead=0, requests_max=50)
+    bench = Bench(slots=1, stage_ahead=0, requests_max=500)
     keeper, looks = bench.ledger.keepers["replicas/a"], []
     monkeypatch.setattr(keeper, "_again", lambda attempt, now: looks.append(now))
     bench.dispatch(1)
@@ -131,17 +132,31 @@ def test_it_is_looked_at_at_once_and_no_more_than_so_often_and_says_when_it_is_d
     assert bench.ledger.next_due() > 1.0, "nothing has changed"
     bench.dispatch(90)
     keeper.closed(bench.now)
-    keeper.closed(bench.now + 0.04)
+    keeper.closed(bench.now + 0.9 / LOOKS_A_SECOND)
     assert len(looks) == LOOKS_MAX
-    assert bench.ledger.next_due() == keeper.next_due == pytest.approx(bench.now + 0.05)
+    assert bench.ledger.next_due() == keeper.next_due == pytest.approx(bench.now + 1 / LOOKS_A_SECOND)
     keeper.closed(keeper.next_due)
     assert len(looks) == LOOKS_MAX + 1
     assert keeper.next_due == math.inf
     bench.now += 1000.0
-    for token in range(100, 120):
+    for token in range(100, 120 + int(LOOKS_MAX)):
         bench.dispatch(token)
         keeper.closed(bench.now)
     assert len(looks) == 2 * LOOKS_MAX + 1, "what was not used for long is not had at once"
+
+
+def test_all_workers_of_a_scheduler_are_looked_at_so_often_together(monkeypatch):
+    monkeypatch.setattr(door_keeper, "LOOKS_MAX", LOOKS_MAX)
+    bench = Bench(slots=1, stage_ahead=0)
+    bench.ledger.open_worker(book("replicas/b", epoch=8))
+    keepers, looks = bench.ledger.keepers.values(), []
+    for keeper in keepers:
+        monkeypatch.setattr(keeper, "_look", lambda now: looks.append(now) or ())
+    for n in range(int(LOOKS_MAX)):
+        for keeper in keepers:
+            keeper._seen = (n,)
+            keeper.closed(bench.now)
+    assert len(looks) == LOOKS_MAX
 
 
 def test_what_was_asked_before_prompts_were_measured_is_asked_again_by_their_measure():

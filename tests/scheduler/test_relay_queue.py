@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 
 import pytest
 
@@ -139,7 +140,8 @@ async def test_routers_are_told_at_once_when_a_worker_begins_or_ceases_to_refuse
 
 
 async def test_what_was_not_looked_at_at_once_is_told_as_soon_as_it_may_be(bench, monkeypatch):
-    monkeypatch.setattr(door_keeper, "LOOKS_A_SECOND", 1 / 3600)
+    bench.relay.ledger.looks.take(time.monotonic())
+    monkeypatch.setattr(door_keeper, "LOOKS_MAX", 0.0)
     for token in range(1, 20):
         bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
         if token <= 4:
@@ -148,6 +150,7 @@ async def test_what_was_not_looked_at_at_once_is_told_as_soon_as_it_may_be(bench
     assert bench.relay._timer_at == keeper.next_due < math.inf
     (load,) = bench.told().load.replicas
     assert not load.closed
+    monkeypatch.setattr(door_keeper, "LOOKS_MAX", 1e9)
     monkeypatch.setattr(door_keeper, "LOOKS_A_SECOND", 1e9)
     bench.relay._on_timer()
     (load,) = bench.told().load.replicas

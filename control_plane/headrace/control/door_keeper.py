@@ -5,7 +5,7 @@ now. Those that would be refused are told, with what would refuse them, so that 
 own limits.
 
 Sans-io; instants are monotonic seconds. It costs about as much as that many dispatches, and is done as soon as what
-waits or runs has changed, at most `LOOKS_A_SECOND` on the average.
+waits or runs has changed, at most `LOOKS_A_SECOND` on the average over all workers of a Scheduler.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headrace.control.worker_queue import WorkerQueue
 
 ASKS_MAX = 32
 """Tenants, each with a priority, that are asked for again: those that have asked last."""
-LOOKS_A_SECOND = 20.0
-"""A look at all of them takes a millisecond or two; a worker that ends hundreds of requests a second gets no more."""
-LOOKS_MAX = 5.0
+LOOKS_A_SECOND = 80.0
+"""A look at all of them takes a millisecond or two: workers that end hundreds of requests a second get no more."""
+LOOKS_MAX = 20.0
 """How many that were not used may be had at once: one that comes, begins or ends is mostly followed by another."""
 ASK_S = 60.0
 """For so long after they asked."""
@@ -34,15 +34,36 @@ ASK_S = 60.0
 _EPSILON = 1e-6
 
 
-class DoorKeeper:
-    """Of one run of a worker's engine."""
+class Looks:
+    """How often workers may still be looked at: of all workers of one Scheduler."""
 
-    def __init__(self, queue: WorkerQueue) -> None:
+    def __init__(self) -> None:
+        self._left = LOOKS_MAX
+        self._at = -math.inf
+
+    def take(self, now: float) -> float:
+        """Take one; returns 0, or when there will be one."""
+        self._left = min(LOOKS_MAX, self._left + max(0.0, now - self._at) * LOOKS_A_SECOND)
+        self._at = now
+        if self._left < 1.0 - _EPSILON:
+            return now + (1.0 - self._left) / LOOKS_A_SECOND
+        self._left -= 1.0
+        return 0.0
+
+
+class DoorKeeper:
+    """Of one run of a worker's engine.
+
+    Args:
+        queue: what waits for it.
+        looks: how often it may be looked at.
+    """
+
+    def __init__(self, queue: WorkerQueue, looks: Looks) -> None:
         self._queue = queue
+        self._looks = looks
         self._asks: OrderedDict[tuple[str, Priority], Attempt] = OrderedDict()
         self._seen: tuple[object, ...] = ()
-        self._looks = LOOKS_MAX
-        self._looks_at = -math.inf
         self.next_due = math.inf
         """When to look at what has changed since it was looked at last; infinite: nothing has."""
         self._closed: tuple[Closed, ...] = ()
@@ -62,23 +83,15 @@ class DoorKeeper:
     def closed(self, now: float) -> tuple[Closed, ...]:
         """To whom it is closed; as found last, where nothing that decides it has changed."""
         queue, book = self._queue, self._queue.book
-        waiting = queue.waiting
-        seen = (book.active, book.staged, book.preempted, queue.limit, len(waiting), waiting.tokens, waiting.latest)
+        waiting, busy = queue.waiting, book.active + book.staged
+        seen = (busy, book.preempted, queue.limit, len(waiting), waiting.tokens, waiting.latest)
         if seen == self._seen:
             self.next_due = math.inf
-        elif self._may_look(now):
+        elif due := self._looks.take(now):
+            self.next_due = due
+        else:
             self._seen, self._closed, self.next_due = seen, tuple(self._look(now)), math.inf
         return self._closed
-
-    def _may_look(self, now: float) -> bool:
-        """Take one look out of those that are left, or say when there will be one."""
-        self._looks = min(LOOKS_MAX, self._looks + max(0.0, now - self._looks_at) * LOOKS_A_SECOND)
-        self._looks_at = now
-        if self._looks < 1.0 - _EPSILON:
-            self.next_due = now + (1.0 - self._looks) / LOOKS_A_SECOND
-            return False
-        self._looks -= 1.0
-        return True
 
     def _look(self, now: float) -> Iterator[Closed]:
         if not len(self._queue.waiting):

@@ -27,6 +27,8 @@ CRITICAL_AGE_MAX_S = 0.5
 """The same for CRITICAL requests: they get their try where it is not quite sure that they would be refused."""
 ROOM_KEPT = 8
 """A replica with more room than this, that refuses nobody, is not kept: its next report comes before it is full."""
+WAY_S = 0.005
+"""What the way to a Scheduler takes of the time that a request may wait, and rounding."""
 LIKE = 1.25, 16
 """A request is no smaller than another one if so many times its tokens, and so many more, are as many: Router and
 Scheduler estimate them each for itself."""
@@ -68,7 +70,7 @@ class Closed:
             return False
         if self.is_for_share:
             return True
-        return asking.queue_s < self.wait_s or asking.deadline_at - HOP_MARGIN_S < now + self.done_s
+        return asking.queue_s - WAY_S < self.wait_s or asking.deadline_at - HOP_MARGIN_S < now + self.done_s
 
 
 @dataclass(slots=True)
