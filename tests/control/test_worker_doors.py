@@ -1,6 +1,7 @@
 """To whom a worker says that it is closed: what it says and what it does are the same."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.control import door_keeper
-from headrace.control.door_keeper import ASK_S, ASKS_MAX, LOOKS_A_SECOND, LOOKS_MAX
+from headrace.control.door_keeper import ASK_S, ASKS_MAX, LOOKS_A_SECOND, LOOKS_MAX, Looks
 from headrace.control.doors import Asking, Closed
 from headrace.control.errors import Failure
 from headrace.control.fair_room import MEMORY_S
 from headrace.control.priority import Priority
-from support.attempts import book, wanted
+from support.attempts import wanted
 from support.queues import SERVED, Bench
 
 STANDARD, BATCH = Priority.STANDARD, Priority.BATCH
@@ -145,18 +146,17 @@ def test_it_is_looked_at_at_once_and_no_more_than_so_often_and_says_when_it_is_d
     assert len(looks) == 2 * LOOKS_MAX + 1, "what was not used for long is not had at once"
 
 
-def test_all_workers_of_a_scheduler_are_looked_at_so_often_together(monkeypatch):
+@pytest.mark.parametrize(("workers", "at_once", "a_second"), [(2, 10, 40), (4, 5, 20), (40, 2, 2)])
+def test_what_may_be_looked_at_is_shared_evenly_by_the_workers_of_a_scheduler(workers, at_once, a_second, monkeypatch):
     monkeypatch.setattr(door_keeper, "LOOKS_MAX", LOOKS_MAX)
-    bench = Bench(slots=1, stage_ahead=0)
-    bench.ledger.open_worker(book("replicas/b", epoch=8))
-    keepers, looks = bench.ledger.keepers.values(), []
-    for keeper in keepers:
-        monkeypatch.setattr(keeper, "_look", lambda now: looks.append(now) or ())
-    for n in range(int(LOOKS_MAX)):
-        for keeper in keepers:
-            keeper._seen = (n,)
-            keeper.closed(bench.now)
-    assert len(looks) == LOOKS_MAX
+    all_looks, taken = [Looks() for _ in range(workers)], Counter()
+    for now in (0.0, *(10.0 + n / 200 for n in range(400))):
+        for n, looks in enumerate(all_looks):
+            for _ in range(30):  # whoever asks first gets no more than its share
+                taken[n, now < 10.0] += looks.take(now, workers) == 0.0
+    for n in range(workers):
+        assert taken[n, True] == at_once
+        assert taken[n, False] == pytest.approx(at_once + 2 * a_second, abs=2)
 
 
 def test_what_was_asked_before_prompts_were_measured_is_asked_again_by_their_measure():

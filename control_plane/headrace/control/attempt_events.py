@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from headrace.control.attempt_book import Attempt, AttemptCounts, EndedHere, Load, WorkerBook
-from headrace.control.door_keeper import DoorKeeper, Looks
+from headrace.control.door_keeper import DoorKeeper
 from headrace.control.errors import Failure
 from headrace.control.priority import Priority
 from headrace.control.service_times import Served, ServiceTimes
@@ -30,7 +30,6 @@ class AttemptBooks:
         """What waits for each worker, by replica."""
         self.keepers: dict[str, DoorKeeper] = {}
         """To whom it is closed, by replica."""
-        self.looks = Looks()
         self.times = ServiceTimes()
         self.outputs: set[int] = set()
         """Attempts of which output was forwarded; the hot path adds whole steps."""

@@ -60,7 +60,7 @@ class AttemptLedger(AttemptBooks):
         assert book.replica not in self.workers
         self.workers[book.replica] = book
         self.queues[book.replica] = queue = WorkerQueue(book, self.times, self.settings)
-        self.keepers[book.replica] = DoorKeeper(queue, self.looks)
+        self.keepers[book.replica] = DoorKeeper(queue, self.workers)
         self.version += 1
 
     def add_epoch(self, replica: str, epoch: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import replace
 
 from headrace.control.attempt_book import Attempt
@@ -24,9 +24,11 @@ from headrace.control.worker_queue import WorkerQueue
 ASKS_MAX = 32
 """Tenants, each with a priority, that are asked for again: those that have asked last."""
 LOOKS_A_SECOND = 80.0
-"""A look at all of them takes a millisecond or two: workers that end hundreds of requests a second get no more."""
-LOOKS_MAX = 20.0
-"""How many that were not used may be had at once: one that comes, begins or ends is mostly followed by another."""
+"""At all workers of a Scheduler, shared evenly: a look at a worker takes a millisecond or two, and those that end
+hundreds of requests a second get no more."""
+LOOKS_MAX, LOOKS_MIN = 20.0, 2.0
+"""How many that were not used may be had at once, of all workers and of one: what comes, begins or ends is mostly
+followed by another."""
 ASK_S = 60.0
 """For so long after they asked."""
 
@@ -35,18 +37,20 @@ _EPSILON = 1e-6
 
 
 class Looks:
-    """How often workers may still be looked at: of all workers of one Scheduler."""
+    """How often one worker may still be looked at."""
 
     def __init__(self) -> None:
-        self._left = LOOKS_MAX
+        self._left = math.inf
         self._at = -math.inf
 
-    def take(self, now: float) -> float:
-        """Take one; returns 0, or when there will be one."""
-        self._left = min(LOOKS_MAX, self._left + max(0.0, now - self._at) * LOOKS_A_SECOND)
+    def take(self, now: float, workers: int) -> float:
+        """Take one, where so many workers share what there is; returns 0, or when there will be one."""
+        rate = LOOKS_A_SECOND / workers
+        most = max(LOOKS_MIN, LOOKS_MAX / workers)
+        self._left = min(most, self._left + max(0.0, now - self._at) * rate)
         self._at = now
         if self._left < 1.0 - _EPSILON:
-            return now + (1.0 - self._left) / LOOKS_A_SECOND
+            return now + (1.0 - self._left) / rate
         self._left -= 1.0
         return 0.0
 
@@ -56,12 +60,13 @@ class DoorKeeper:
 
     Args:
         queue: what waits for it.
-        looks: how often it may be looked at.
+        workers: all workers of the Scheduler, of which there are so many as there are doors.
     """
 
-    def __init__(self, queue: WorkerQueue, looks: Looks) -> None:
+    def __init__(self, queue: WorkerQueue, workers: Sized) -> None:
         self._queue = queue
-        self._looks = looks
+        self._workers = workers
+        self._looks = Looks()
         self._asks: OrderedDict[tuple[str, Priority], Attempt] = OrderedDict()
         self._seen: tuple[object, ...] = ()
         self.next_due = math.inf
@@ -87,7 +92,7 @@ class DoorKeeper:
         seen = (busy, book.preempted, queue.limit, len(waiting), waiting.tokens, waiting.latest)
         if seen == self._seen:
             self.next_due = math.inf
-        elif due := self._looks.take(now):
+        elif due := self._looks.take(now, len(self._workers)):
             self.next_due = due
         else:
             self._seen, self._closed, self.next_due = seen, tuple(self._look(now)), math.inf
