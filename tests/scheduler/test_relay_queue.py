@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 
 import pytest
 
@@ -154,3 +155,15 @@ async def test_what_was_not_looked_at_at_once_is_told_as_soon_as_it_may_be(bench
     bench.relay._on_timer()
     (load,) = bench.told().load.replicas
     assert [one.tenant for one in load.closed] == ["greedy"]
+
+
+async def test_a_look_that_is_due_is_had_though_the_books_are_as_they_were(bench):
+    for token in range(1, 20):
+        bench.dispatch(token, tenant="greedy" if token < 19 else "modest")
+        if token <= 4:
+            bench.tell(admitted(token))
+    (keeper,) = bench.relay.ledger.keepers.values()
+    assert keeper.next_due == math.inf
+    keeper._seen, keeper.next_due = (), time.monotonic()  # a report came to it when no look was left
+    bench.relay._on_timer()
+    assert keeper.next_due == math.inf, "else the timer would fire again and again"

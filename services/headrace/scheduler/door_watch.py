@@ -18,7 +18,8 @@ class DoorWatch:
 
     def have_changed(self, ledger: AttemptLedger, now: float) -> bool:
         """Whether some worker refuses others than when this was last asked; quick where the ledger is as it was."""
-        if ledger.version == self._version:
+        keepers = ledger.keepers.values()
+        if ledger.version == self._version and all(now < keeper.next_due for keeper in keepers):
             return False
         found = {
             replica: (
@@ -28,8 +29,8 @@ class DoorWatch:
             )
             for replica, queue in ledger.queues.items()
         }
-        if all(keeper.next_due == math.inf for keeper in ledger.keepers.values()):
-            self._version = ledger.version
+        is_behind = any(keeper.next_due < math.inf for keeper in keepers)
+        self._version = -1 if is_behind else ledger.version
         is_other = found != self._seen
         self._seen = found
         return is_other
