@@ -78,6 +78,18 @@ def test_an_engine_is_an_ordinary_process() -> None:
     assert in_a_thread(run) == f"{os.SCHED_OTHER}\n"
 
 
+def test_who_was_put_behind_others_stays_there() -> None:
+    def run() -> list[object]:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with priority.helpers() as helpers:
+            asked = helpers.submit(policy).result(20)
+        command = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), sys.executable, "-c", ASK]
+        engine = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return [asked, int(engine)]
+
+    assert in_a_thread(run) == [os.SCHED_BATCH, os.SCHED_BATCH]
+
+
 def test_on_one_core_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
     with pytest.raises(SettingsError, match=r"^router setting 'realtime': 1 core would be left to nobody else"):

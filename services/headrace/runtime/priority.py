@@ -44,8 +44,8 @@ def take(service: str) -> None:
 
 
 def step_back() -> None:
-    """Make this thread an ordinary one again; always allowed."""
-    if hasattr(os, "sched_setscheduler") and os.sched_getscheduler(0) != os.SCHED_OTHER:
+    """Make this thread an ordinary one again, which is always allowed; one that has no such priority stays as it is."""
+    if hasattr(os, "sched_setscheduler") and os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 

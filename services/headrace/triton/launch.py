@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
-    if os.sched_getscheduler(0) != os.SCHED_OTHER:  # a Scheduler may run before all else, its engines may not
+    if os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO):  # a Scheduler may run before all else, engines not
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.execv(program, arguments[1:])  # noqa: S606  no shell is wanted
 
