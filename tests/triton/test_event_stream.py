@@ -107,3 +107,12 @@ async def test_an_engine_that_cannot_go_on_is_never_asked_to():
     found, _ = await heard(stream)
     assert len(found) == 18
     assert len(call.written) == 1
+
+
+async def test_a_request_that_never_ends_beside_the_next_one_is_no_queue_without_end(monkeypatch):
+    monkeypatch.setattr(event_stream, "EARLY_MAX", 2)
+    first = [hello(1), *(said(1, n) for n in range(2, MAX + 1))]
+    stream = EventStream(Call(*first, hello(2), said(2, 2), said(2, 3), said(1, MAX + 1, final=True)), "me")
+    await stream.open()
+    with pytest.raises(EngineLost, match="2 responses came without an end"):
+        await heard(stream)

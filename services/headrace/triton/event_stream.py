@@ -21,6 +21,10 @@ REQUEST_RESPONSES_MAX = 2_048
 """Responses after which the stream goes on as another request."""
 
 
+EARLY_MAX = 64
+"""Responses of the next request before the last one of this one; the engine ends this one first, so there are few."""
+
+
 class EngineLost(Exception):
     """The engine, or the way to it, is gone; the message is a sentence for an operator."""
 
@@ -106,12 +110,20 @@ class EventStream:
         await self.call.write(request)
 
     async def _response(self) -> Any:
-        """The next response to the request that is read."""
+        """The next response to the request that is read.
+
+        Raises:
+            EngineLost: only the next one is answered.
+        """
         name = f"events-{self.request}"
         if self._early and self._early[0].infer_response.id == name:
             return self._early.pop(0)
         while (response := await self.call.read()) is not grpc.aio.EOF:
             if not self._goes_on or response.error_message or response.infer_response.id == name:
                 return response
+            if len(self._early) >= EARLY_MAX:
+                raise EngineLost(
+                    f"the event stream goes on as a request whose {EARLY_MAX} responses came without an end"
+                )
             self._early.append(response)
         return response
