@@ -153,12 +153,14 @@ def figures(told: dict[str, Any], probed: list[tuple[float, str]], seconds: floa
         for request in requests
     )
     at_once = [c["took_ms"] for c in calls if not c["events"] and _is_at_once(c["said"])]
+    late = sum(c["took_ms"] > IN_VAIN_MS for c in calls if not c["events"] and c["said"] not in ("OK", "hung"))
     probes = [took for took, said in probed if said != "accepted" and _is_at_once(said)]
     return {
         "requests": len(requests),
         "calls": len(calls),
         "accepted": len(taken),
         "refused": dict(refused.most_common()),
+        "late": late,
         "by_priority": _by_priority(requests),
         "ends": dict(Counter(request["end"] for request in requests).most_common()),
         "goodput": good / (seconds - RAMP_S),
@@ -263,10 +265,10 @@ def _table(found: list[dict[str, Any]]) -> Group:
     reasons = Table("load", "callers", "refused, with p50 / p99 of the time to it in ms")
     for one in found:
         where = f"{one['load']:g}x", one["callers"]
-        at_once = sum(count for said, count in one["refused"].items() if _is_at_once(said))
+        refused = sum(one["refused"].values())
         table.add_row(
-            *where, str(one["requests"]), str(one["calls"]), str(one["accepted"]), str(at_once),
-            str(sum(one["refused"].values()) - at_once), _pair(one["refuse_ms"], 1), _pair(one["probed_refuse_ms"], 1),
+            *where, str(one["requests"]), str(one["calls"]), str(one["accepted"]), str(refused - one["late"]),
+            str(one["late"]), _pair(one["refuse_ms"], 1), _pair(one["probed_refuse_ms"], 1),
             _pair(one["floor_ms"], 1),
             _pair(one["router_refuse_ms"], 0),
             f"{one['goodput']:.1f}", _pair(one["ttft_s"]["interactive"], 2), f"{one['router_ms_a_call']:.2f}",
