@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from overload.realtime import is_allowed
 
 from headrace.cli.serve import setting_rows
 from support.stack import COMMAND, RunningStack
@@ -117,6 +118,18 @@ def test_without_etcd_each_says_so() -> None:
         assert said.splitlines()[-1].startswith(f"headrace {service} setting 'etcd': cannot reach etcd at 127.0.0.1:9")
 
 
+def test_what_a_service_starts_with_is_kept_from_the_collector() -> None:
+    tell = (
+        "import atexit, gc, sys; from headrace.cli.main import main;"
+        "atexit.register(lambda: print(gc.get_freeze_count())); sys.argv[0] = 'headrace'; main()"
+    )
+    options = ["router", "--etcd", "127.0.0.1:9", "--listen", "127.0.0.1:0"]
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", tell, *options], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert int(result.stdout) > 10_000
+
+
 @contextmanager
 def running(service: str, *arguments: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     address = f"127.0.0.1:{free_port()}"
@@ -154,14 +167,17 @@ def test_the_services_of_a_fleet_start_one_by_one_and_drain(stack: RunningStack,
         "".join(f'[{service}]\netcd = ["{stack.etcd}"]\netcd_prefix = "/wrong"\n' for service in SERVICES)
     )
     options = ["--config", str(config), "--etcd-prefix", "/fleet", "--name", "one"]
+    first = is_allowed()
     with (
         running("registry", *options) as (registry, registry_address),
         running("scheduler", *options, HEADRACE_SCHEDULER_STATE_DIR=str(tmp_path)) as (scheduler, scheduler_address),
-        running("router", *options) as (router, router_address),
+        running("router", *options, "--realtime", str(first).lower()) as (router, router_address),
     ):
         wait_serving(registry_address, registry)
         wait_serving(scheduler_address, scheduler)
         wait_serving(router_address, router)
+        assert os.sched_getscheduler(router.pid) == (os.SCHED_RR if first else os.SCHED_OTHER)
+        assert os.sched_getscheduler(scheduler.pid) == os.SCHED_OTHER, "by default"
         status = subprocess.run(
             [*COMMAND, "status"], env={**os.environ, "HEADRACE_REGISTRY": registry_address},
             capture_output=True, text=True, timeout=30, check=False,

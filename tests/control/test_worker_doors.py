@@ -159,21 +159,21 @@ def test_what_may_be_looked_at_is_shared_evenly_by_the_workers_of_a_scheduler(wo
         assert taken[n, False] == pytest.approx(at_once + 2 * a_second, abs=2)
 
 
-def test_what_was_asked_before_prompts_were_measured_is_asked_again_by_their_measure():
-    bench = Bench(slots=1, stage_ahead=0)
-    bench.book.kv_cells = 10**9
-    bench.dispatch(1, tenant="t", prompt_estimate=10)
-    bench.dispatch(2, tenant="other", prompt_estimate=10, is_prompt_exact=True)
-    keeper = bench.ledger.keepers["replicas/a"]
-    before = keeper._asks["t", STANDARD]
-    assert before.prompt_tokens == 10
+def test_what_was_asked_before_prompts_were_measured_is_asked_again_by_their_measure(monkeypatch):
+    bench, looked_at = full(), []
+    bench.dispatch(2, tenant="t", prompt_estimate=10)
+    bench.dispatch(3, tenant="exact", prompt_estimate=10, is_prompt_exact=True)
+    kind = bench.ledger.attempts[2].load_class
     for _ in range(20):
-        bench.ledger.times.counted(before.load_class, 10, 40, bench.now)
-    after = bench.queue.estimated(before)
-    assert after.prompt_tokens == 40
-    assert after.kv_cells == before.kv_cells + 30
-    exact = keeper._asks["other", STANDARD]
-    assert bench.queue.estimated(exact) is exact
+        bench.ledger.times.counted(kind, 10, 40, bench.now)
+    real = bench.queue.foresee
+    monkeypatch.setattr(bench.queue, "foresee", lambda again, now: looked_at.append(again) or real(again, now))
+    told(bench)
+    found = {again.tenant: (again.prompt_tokens, again.kv_cells) for again in looked_at}
+    tokens, cells = found["t"]
+    assert 35 < tokens <= 40
+    assert cells == bench.ledger.attempts[2].kv_cells + tokens - 10
+    assert found["exact"] == (10, bench.ledger.attempts[3].kv_cells)
 
 
 def test_it_is_looked_at_again_only_when_something_has_changed(monkeypatch):
