@@ -141,19 +141,18 @@ def explained(case: Case, seed: int) -> str:
         # They have no score: they are told apart as if they were not out.
         scored = {name: found.score for name, found in _pardoned(case).items()}
     home = fleet.routing.affinity.home(demand.affinity, REVISION.name, ready, NOW)
-    depth = fleet.routing.prefixes.depth
-    keeper = max((r.name for r in ready), key=lambda name: (depth(name, demand.blocks), name == _keeper(case)))
-    for name in (keeper if depth(keeper, demand.blocks) else "", home):
+    depths = {name: fleet.routing.prefixes.depth(name, demand.blocks) for name in fleet.routing.loads.standings_by_name}
+    longest = max(depths.values())
+    keepers = [r.name for r in ready if longest and depths[r.name] == longest and fits(r)]
+    # Of several that keep as much, the latest to use it: the index alone knows.
+    latest = fleet.routing.prefixes.keeper(demand.blocks, keepers.__contains__)
+    assert (latest in keepers) if keepers else not latest
+    for name in (latest, home):
         if name and all(r.name != name for r in sample):
             sample += [r for r in ready if r.name == name and fits(r)]
     totals = [found.total for r in sample if (found := scored[r.name]) is not None]
     best = [r for r, total in zip(sample, totals, strict=True) if total <= min(totals) + EQUAL_S]
     return best[0].name if len(best) == 1 else best[int(chance() * len(best))].name
-
-
-def _keeper(case: Case) -> str:
-    """Of several that keep as much, the latest to use it: the index alone knows."""
-    return case.fleet.routing.prefixes.keeper(case.demand.blocks)
 
 
 def _pardoned(case: Case) -> dict[str, Candidate]:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.control.prefix_index import (
+    ASKED_MAX,
     BLOCK_BYTES,
     BLOCK_TOKENS,
     BLOCKS_PER_PROMPT,
@@ -63,6 +64,14 @@ def test_the_longest_beginning_is_found_and_its_latest_user() -> None:
     assert index.keeper(prompt(1)) == "a"
     assert index.keeper(prompt(1, 2)) == "b"
     assert index.keeper(prompt(7)) == "" == index.keeper(())
+    index.keep("c", prompt(1, 2))
+    assert index.keeper(prompt(1, 2), {"a", "b"}.__contains__) == "b", "the latest one that may"
+    assert index.keeper(prompt(1, 2), {"z"}.__contains__) == ""
+    asked_of: list[str] = []
+    for n in range(ASKED_MAX + 8):
+        index.keep(f"r{n}", prompt(9))
+    assert index.keeper(prompt(9), lambda name: bool(asked_of.append(name))) == ""
+    assert len(asked_of) == ASKED_MAX
     assert "a" not in index.keepers(prompt(7))
 
 

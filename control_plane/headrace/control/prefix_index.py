@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import islice
 
 BLOCK_BYTES = 256
 BLOCK_TOKENS = 64
@@ -24,6 +25,8 @@ BLOCKS_PER_PROMPT = 256
 BLOCKS_PER_REPLICA = 4096
 BLOCKS_MAX = 400_000
 """Over all replicas; those used longest ago forget first."""
+ASKED_MAX = 32
+"""Keepers of one beginning that are looked at for one that may take a request."""
 
 _LEARN = 0.2
 _TRUST = 0.8
@@ -84,8 +87,16 @@ class PrefixIndex:
     def __len__(self) -> int:
         return self._count
 
-    def keeper(self, blocks: tuple[int, ...]) -> str:
-        """The replica that keeps the longest beginning of a prompt, the latest to use it; "": none keeps any."""
+    def keeper(self, blocks: tuple[int, ...], may_take: Callable[[str], bool] | None = None) -> str:
+        """The replica that keeps the longest beginning of a prompt: the latest to use it that may take the request.
+
+        Args:
+            blocks: of the prompt.
+            may_take: asked of the latest first, of `ASKED_MAX` at most; None: each may.
+
+        Returns:
+            "": none keeps any of it, or none that does may.
+        """
         holders = self._holders
         if not blocks or blocks[0] not in holders:
             return ""
@@ -99,7 +110,7 @@ class PrefixIndex:
                 else:
                     high = middle - 1
             found = holders[blocks[low - 1]]
-        return next(reversed(found))
+        return next(filter(may_take, islice(reversed(found), ASKED_MAX)), "")
 
     def keepers(self, blocks: tuple[int, ...]) -> Container[str]:
         """Replicas that keep any beginning of a prompt; of others `believed` need not be asked."""

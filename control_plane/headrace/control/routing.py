@@ -233,9 +233,17 @@ class Routing:
         return _sample([standing for standing in pool if not excluded_by(standing, question)], CHOICES, random)
 
     def _preferred(self, question: Question) -> list[Standing]:
-        """The latest to use the longest beginning of the prompt that anybody keeps, and the home of the session."""
+        """The latest of those who may take it to use the longest beginning of the prompt that anybody keeps, and the
+        home of the session.
+        """
         home, revision, standings = question.home, question.revision.name, self.loads.standings_by_name
-        keeper = self.prefixes.keeper(question.demand.blocks)
+        excluded_by = self.filters.excluded_by
+
+        def may_take(name: str) -> bool:
+            standing = standings.get(name)
+            return standing is not None and standing.replica is not None and not excluded_by(standing, question)
+
+        keeper = self.prefixes.keeper(question.demand.blocks, may_take) if question.demand.blocks else ""
         found = []
         for name in (keeper, home) if keeper != home else (home,):
             standing = standings.get(name) if name else None
